@@ -34,6 +34,7 @@ using KeyArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RegionArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FlagArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using StandInArray = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OffsetArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 stoker::Arena::Ids span(const IdArray& ids) { return {ids.data(), ids.size()}; }
@@ -224,14 +225,12 @@ nb::tuple exchange(const PyArena& self, const IdArray& ids, const ByteArray& dat
                         copy_of(evicted.offsets), copy_of(evicted.keys));
 }
 
-Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
-                    const std::optional<KeyArray>& keys, const std::optional<KeyArray>& after,
-                    const std::optional<RegionArray>& regions, const std::string& entrance,
-                    const std::string& overflow, std::size_t at_once) {
-  const auto arena = self.open();
-  check_lengths(*arena, lengths);
+stoker::Arena::Run run_of(const stoker::Arena& arena, const IdArray& ids,
+                          const OffsetArray& lengths, const std::optional<KeyArray>& keys,
+                          const std::optional<RegionArray>& regions, const std::string& entrance,
+                          const std::string& overflow) {
+  check_lengths(arena, lengths);
   if (keys) check_keys(*keys, ids);
-  if (after) check_keys(*after, ids);
   if (regions && regions->size() != ids.size()) {
     throw stoker::ConfigError(std::to_string(regions->size()) + " regions for " +
                               std::to_string(ids.size()) + " ids: give one for each");
@@ -239,10 +238,21 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
   stoker::Arena::Run run;
   run.lengths = {lengths.data(), lengths.size()};
   run.keys = keys ? keys->data() : nullptr;
-  run.after = after ? after->data() : nullptr;
   run.regions = regions ? regions->data() : nullptr;
-  run.entrance = arena->region(entrance);
-  if (!overflow.empty()) run.overflow = arena->region(overflow);
+  run.entrance = arena.region(entrance);
+  if (!overflow.empty()) run.overflow = arena.region(overflow);
+  run.at_once = ids.size();
+  return run;
+}
+
+Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+                    const std::optional<KeyArray>& keys, const std::optional<KeyArray>& after,
+                    const std::optional<RegionArray>& regions, const std::string& entrance,
+                    const std::string& overflow, std::size_t at_once) {
+  const auto arena = self.open();
+  auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
+  if (after) check_keys(*after, ids);
+  run.after = after ? after->data() : nullptr;
   run.at_once = at_once;
   return flags(ids, [&](bool* hits) { arena->replay(span(ids), run, hits); });
 }
@@ -272,6 +282,20 @@ nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const Offset
   }
   return nb::make_tuple(served.array(), how.array(), once.get().room, copy_of(once.get().gone),
                         once.get().candidates.size());
+}
+
+nb::tuple replay_batch(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+                       const std::optional<KeyArray>& keys,
+                       const std::optional<RegionArray>& regions, const std::string& entrance,
+                       const std::string& overflow, const StandInArray& stand_ins,
+                       const std::string& key_region) {
+  const auto arena = self.open();
+  const auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
+  const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()}, arena->region(key_region)};
+  Buffer<std::uint32_t> served(ids.size());
+  const auto hits = flags(
+      ids, [&](bool* found) { arena->replay_batch(span(ids), run, by, served.get(), found); });
+  return nb::make_tuple(served.array(), hits);
 }
 
 // The data is None where it lies in `into`.
@@ -493,6 +517,8 @@ void bind_arena(nb::module_& m) {
           "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "after"_a.noconvert().none(),
           "candidates"_a, "search"_a, "packaged"_a.noconvert().none(), "room"_a, "gone"_a,
           "make_room"_a.none())
+      .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(), "regions"_a.none(),
+           "entrance"_a, "overflow"_a, "stand_ins"_a.noconvert(), "key_region"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)
       .def("get", &get, "ids"_a, "into"_a.none())

@@ -1,5 +1,5 @@
-// stoker._core.shuffle, draw_along, draw_among, repeat and spread: translate arrays and
-// generators, decide nothing.
+// stoker._core.shuffle, multinomial, draw_along, draw_among, repeat and spread: translate arrays
+// and generators, decide nothing.
 #include "stoker/draws.h"
 
 #include <nanobind/nanobind.h>
@@ -45,6 +45,15 @@ void bind_draws(nb::module_& m) {
         }
       },
       "items"_a.noconvert(), "generator"_a, "since"_a);
+  m.def(
+      "multinomial",
+      [](std::uint32_t size, const Array<const double>& p, const nb::capsule& generator,
+         const Array<std::uint32_t>& counts) {
+        const auto* bits = static_cast<const stoker::Bits*>(generator.data("BitGenerator"));
+        const GilReleased released;
+        return stoker::multinomial(size, span(p), *bits, span(counts));
+      },
+      "size"_a, "p"_a, "generator"_a, "counts"_a.noconvert());
   m.def(
       "draw_along",
       [](const Array<const std::uint32_t>& order, const Array<const double>& parts, double start,

@@ -64,10 +64,65 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
   }
 }
 
-void Arena::replay(Ids ids, const Run& run, bool* hits) {
+// The key sample that stands for this one now, else kNone.
+std::uint32_t Arena::stand_in_for(std::uint32_t id, const StandIns& by) const {
+  const auto key = static_cast<std::uint32_t>(by.serves[id]);
+  const auto copy = static_cast<std::uint32_t>(by.serves[id] >> 32);
+  if (copy == 0 || key >= header_->num_ids) return kNone;
+  std::uint32_t number = 0;
+  copies({&key, 1}, by.region, &number);
+  return number == copy ? key : kNone;
+}
+
+// Gets stand-ins in place of what was missed; returns the places in the batch that have none.
+std::vector<std::uint32_t> Arena::stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
+                                           bool* found) {
+  std::vector<std::uint32_t> unfound, missed, keys;
+  std::copy(batch.begin(), batch.end(), served);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (!found[i]) unfound.push_back(static_cast<std::uint32_t>(i));
+  }
+  for (std::size_t m = 0; m < unfound.size(); ++m) {
+    if (m + 2 * kAhead < unfound.size()) {
+      __builtin_prefetch(&by.serves[batch[unfound[m + 2 * kAhead]]]);
+    }
+    if (m + kAhead < unfound.size()) {
+      const auto later = static_cast<std::uint32_t>(by.serves[batch[unfound[m + kAhead]]]);
+      if (later < header_->num_ids) __builtin_prefetch(&entries_[later]);
+    }
+    const std::uint32_t i = unfound[m];
+    const std::uint32_t key = stand_in_for(batch[i], by);
+    if (key == kNone) {
+      missed.push_back(i);
+      continue;
+    }
+    keys.push_back(served[i] = key);
+    found[i] = true;
+  }
+  const std::unique_ptr<bool[]> got(new bool[keys.size()]);
+  look(keys, got.get());
+  return missed;
+}
+
+void Arena::replay_batch(Ids batch, const Run& run, const StandIns& stand_ins,
+                         std::uint32_t* served, bool* hits) {
+  check_replay(batch);
+  if (stand_ins.serves.size() != header_->num_ids) {
+    throw ConfigError(std::to_string(stand_ins.serves.size()) + " stand-ins for " +
+                      std::to_string(header_->num_ids) + " samples: give one for each");
+  }
+  look(batch, hits);
+  put_missed(batch, 0, run, stand_in(batch, stand_ins, served, hits), hits);
+}
+
+void Arena::check_replay(Ids ids) const {
   if (header_->blank == 0) throw ConfigError("only a blank arena replays: samples have no bytes");
-  if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
   check(ids);
+}
+
+void Arena::replay(Ids ids, const Run& run, bool* hits) {
+  check_replay(ids);
+  if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
   std::vector<std::uint32_t> missed;
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
     const std::size_t count = std::min(run.at_once, ids.size() - begin);

@@ -378,9 +378,13 @@ void Arena::rekey(Ids ids, const double* keys, const bool* which) {
     if (!guard) return;
     for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
       const auto tag = [&](std::size_t at) -> std::uint32_t {
-        const bool asked = at < ids.size() && (which == nullptr || which[at]);
-        return asked ? ranks_[ids[at]].region.load(std::memory_order_relaxed) : 0;
+        if (at >= ids.size() || (which != nullptr && !which[at])) return 0;
+        const Rank& rank = ranks_[ids[at]];
+        // Most have their keys already: only the others need what the next lines bring.
+        const bool is_same = rank.key.load(std::memory_order_relaxed) == keys[at];
+        return is_same ? 0 : rank.region.load(std::memory_order_relaxed);
       };
+      if (i + 4 * kAhead < ids.size()) __builtin_prefetch(&ranks_[ids[i + 4 * kAhead]], 1);
       if (const auto later = tag(i + 2 * kAhead))
         heap(later - 1).expect_position(ids[i + 2 * kAhead]);
       if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -25,6 +26,34 @@ std::uint64_t up_to(std::uint64_t most, const Bits& bits) {
     const std::uint64_t word = is_short ? bits.next32(bits.state) : bits.next64(bits.state);
     if ((word & mask) <= most) return word & mask;
   }
+}
+
+constexpr double kMostByInversion = 30;  // successes expected
+constexpr std::size_t kLogs = 256;       // computed at once
+
+// NumPy's random_binomial_inversion: of `n` trials of probability `p`; log1p(-p) is given.
+std::int64_t binomial(std::int64_t n, double p, double log, const Bits& bits) {
+  const double q = 1.0 - p;
+  const double none = std::exp(static_cast<double>(n) * log);
+  const std::int64_t few = std::min<std::int64_t>(n, 10);  // not above the bound
+  std::int64_t found = 0;
+  double left = bits.next_double(bits.state);
+  for (double here = none; left > here;) {
+    ++found;
+    if (found > few) {
+      const double mean = static_cast<double>(n) * p;
+      const double bound = mean + 10.0 * std::sqrt(mean * q + 1);
+      if (found > static_cast<std::int64_t>(std::min(static_cast<double>(n), bound))) {
+        found = 0;
+        here = none;
+        left = bits.next_double(bits.state);
+        continue;
+      }
+    }
+    left -= here;
+    here = (static_cast<double>(n - found + 1) * p * here) / (static_cast<double>(found) * q);
+  }
+  return found;
 }
 
 void check_sums(std::span<const std::uint32_t> counts, std::size_t phases, std::size_t visits) {
@@ -98,6 +127,38 @@ void shuffle(std::span<Item> items, const Bits& bits, std::size_t since) {
 template void shuffle(std::span<std::uint8_t> items, const Bits& bits, std::size_t since);
 template void shuffle(std::span<std::uint32_t> items, const Bits& bits, std::size_t since);
 template void shuffle(std::span<std::uint64_t> items, const Bits& bits, std::size_t since);
+
+bool multinomial(std::uint32_t size, std::span<const double> p, const Bits& bits,
+                 std::span<std::uint32_t> counts) {
+  if (counts.size() != p.size() || p.empty()) {
+    throw ConfigError("room for " + std::to_string(counts.size()) + " counts of " +
+                      std::to_string(p.size()) + " probabilities: give one for each, and one");
+  }
+  std::fill(counts.begin(), counts.end(), 0u);
+  std::array<double, kLogs> rarer, logs;  // of success and failure, whichever is rarer
+  std::int64_t left = size;
+  double mass = 1.0;
+  for (std::size_t at = 0; at + 1 < p.size() && left > 0; at += kLogs) {
+    const std::size_t end = std::min(at + kLogs, p.size() - 1);
+    std::array<double, kLogs> own;
+    for (std::size_t i = at; i < end; mass -= p[i++]) own[i - at] = p[i] / mass;
+    for (std::size_t i = 0; i < end - at; ++i) {
+      rarer[i] = own[i] <= 0.5 ? own[i] : 1.0 - own[i];
+      logs[i] = std::log1p(-rarer[i]);
+    }
+    for (std::size_t i = 0; i < end - at && left > 0; ++i) {
+      if (own[i] == 0.0) continue;
+      // Written so that a probability that is no number fails.
+      if (!(rarer[i] * static_cast<double>(left) <= kMostByInversion)) return false;
+      const std::int64_t drawn = binomial(left, rarer[i], logs[i], bits);
+      const std::int64_t count = own[i] <= 0.5 ? drawn : left - drawn;
+      counts[at + i] = static_cast<std::uint32_t>(count);
+      left -= count;
+    }
+  }
+  if (left > 0) counts.back() = static_cast<std::uint32_t>(left);
+  return true;
+}
 
 void draw_along(std::span<const std::uint32_t> order, std::span<const double> parts, double start,
                 std::span<std::uint32_t> drawn) {

@@ -118,8 +118,12 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
                 double* keys) {
   check(ids, values.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const bool is_seen = seen[ids[i]] > 0;
-    keys[i] = is_seen ? values[ids[i]] : -std::numeric_limits<double>::infinity();
+    if (i + kAhead < ids.size()) {
+      __builtin_prefetch(&values[ids[i + kAhead]]);
+      __builtin_prefetch(&seen[ids[i + kAhead]]);
+    }
+    const double value = values[ids[i]];  // read in any case: what is seen cannot be predicted
+    keys[i] = seen[ids[i]] > 0 ? value : -std::numeric_limits<double>::infinity();
   }
 }
 

@@ -65,6 +65,28 @@ void a_shuffle_may_end_early() {
   }
 }
 
+double next_double(void* state) {
+  return static_cast<double>(next64(state) >> 11) / 9007199254740992.0;
+}
+
+void counts_sum_up_and_follow_their_probabilities() {
+  std::mt19937 random(5);
+  const stoker::Bits bits{&random, next64, next32, next_double};
+  std::vector<double> p(1'000, 0.5 / 500);
+  std::fill(p.begin(), p.begin() + 500, 0.0);
+  p[0] = 0.5;  // drawn often: not by inversion
+  std::vector<std::uint32_t> counts(p.size());
+  CHECK(!stoker::multinomial(10'000, p, bits, counts));
+  p[0] = 0.0;
+  for (double& each : p) each *= 2;
+  CHECK(stoker::multinomial(10'000, p, bits, counts));
+  CHECK(std::accumulate(counts.begin(), counts.end(), 0u) == 10'000);
+  CHECK(std::accumulate(counts.begin(), counts.begin() + 500, 0u) == 0);
+  CHECK(std::accumulate(counts.begin() + 500, counts.begin() + 750, 0u) > 4'700);
+  CHECK(std::accumulate(counts.begin() + 500, counts.begin() + 750, 0u) < 5'300);
+  CHECK_THROWS(ConfigError, stoker::multinomial(1, p, bits, {counts.data(), 1}));
+}
+
 void points_fall_where_a_search_finds_them() {
   std::mt19937 random(3);
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
@@ -177,6 +199,7 @@ int main() {
   a_shuffle_is_that_of_a_plain_loop<std::uint32_t>();
   a_shuffle_is_that_of_a_plain_loop<std::uint64_t>();
   a_shuffle_may_end_early();
+  counts_sum_up_and_follow_their_probabilities();
   points_fall_where_a_search_finds_them();
   those_drawn_among_all_are_those_along_the_line();
   what_the_last_point_misses_is_the_last_one();

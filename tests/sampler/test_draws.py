@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.sampler import counts, coverage, ess, repeat_share
-from stoker.sampler.draws import generator, shuffle, systematic, systematic_visits
+from stoker.sampler.draws import (
+    generator,
+    multinomial,
+    repeated_in_random_order,
+    shuffle,
+    systematic,
+    systematic_visits,
+)
 
 
 @given(
@@ -41,6 +48,46 @@ def test_refuses_to_shuffle_what_it_cannot():
     fixed.flags.writeable = False
     with pytest.raises(TypeError):
         shuffle(fixed, generator(0, 0))
+
+
+@given(
+    weights=st.lists(st.floats(0, 1), min_size=1, max_size=600),
+    power=st.integers(1, 8),
+    size=st.integers(0, 3000),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=300, deadline=None)
+def test_draws_counts_as_numpy_does(weights, power, size, seed):
+    p = np.array(weights) ** power
+    if not p.sum() > 0:
+        return
+    p /= p.sum()
+    own, other = generator(seed, 5), generator(seed, 5)
+    found, expected = multinomial(size, p, own), other.multinomial(size, p)
+    assert found.dtype == np.uint32
+    assert found.tolist() == expected.tolist()
+    assert own.random() == other.random()
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        [1e-4, 0.9999],  # the last takes what is left
+        [0.9999, 1e-4],  # drawn by its failures
+        [0.4, 0.6],  # expected so often that NumPy draws it otherwise
+        [1 / 2000] * 1999 + [1 / 2000],
+    ],
+)
+def test_draws_many_or_few_as_numpy_does(p):
+    own, other = generator(3, 0), generator(3, 0)
+    assert multinomial(1000, np.array(p), own).tolist() == other.multinomial(1000, p).tolist()
+    assert own.random() == other.random()
+
+
+def test_repeats_as_often_as_counted():
+    ids = repeated_in_random_order(np.array([2, 0, 3], np.uint32), generator(0, 0)).array
+    assert sorted(ids.tolist()) == [0, 0, 2, 2, 2]
+    assert counts(ids, 3).tolist() == [2, 0, 3]
 
 
 @given(

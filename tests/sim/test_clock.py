@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import recipes
 from stoker.errors import ConfigError
 from stoker.sim import limits, replay
 from stoker.sim.clock import Clock, Conditions
 from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.signals import with_made_up_graph
 from stoker.types import Outcome
 
 
@@ -230,6 +232,16 @@ def test_runs_of_batches_take_the_time_of_their_batches(name, monkeypatch):
     monkeypatch.setattr(ReplayedCache, "serves_runs", False)
     assert replay(name, 900, 7, 0.3, batch_size=30, conditions=given) == at_once
     assert at_once.seconds > 0
+
+
+def test_batches_with_stand_ins_take_the_time_of_their_steps(monkeypatch):
+    given = Conditions(1000.0, iops=800.0, tail=0.5, workers=2, window_bytes=1e6)
+    recipe = with_made_up_graph(recipes.get("spidercache"))
+    quick = replay(recipe, 900, 5, 0.3, batch_size=30, conditions=given)
+    monkeypatch.setattr(ReplayedCache, "serves_stand_ins", False)
+    assert replay(recipe, 900, 5, 0.3, batch_size=30, conditions=given) == quick
+    assert quick.seconds > 0
+    assert quick.substituted_ratio > 0
 
 
 def test_a_tail_costs_and_repeats():

@@ -11,8 +11,13 @@ from reference.arena import ReferenceArena
 from stoker import policy as policies
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import Region
-from stoker.sim.blank import AccountingArena
+from stoker.policy.base import Substitution
+from stoker.sim.blank import AccountingArena, BlankSource
+from stoker.store import MemoryTier
 from stoker.store.arena import Arena
+from stoker.store.store import Store
+from stoker.store.substitutes import ByNeighbour, StandIns
+from stoker.types import Outcome
 
 NUM_IDS, CAPACITY = 40, 1000
 
@@ -102,6 +107,50 @@ def test_a_run_is_the_same_as_its_steps(name, seed, at_once, follows, reference)
         counting.verify()
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.booleans())
+def test_a_batch_with_stand_ins_is_the_same_as_what_a_store_serves(seed, size, equal):
+    rng, regions = np.random.default_rng(seed), policies.Homophily(0.7, 0.2).regions()
+    lengths = np.full(NUM_IDS, 50) if equal else rng.integers(1, 100, NUM_IDS)
+    names = [region.name for region in regions]
+    quick, slow = (AccountingArena(lengths, CAPACITY, seed=3) for _ in range(2))
+    tables = [StandIns.create(NUM_IDS) for _ in range(2)]
+    with quick, slow:
+        for arena in (quick, slow):
+            arena.configure(regions)
+        tiers = [MemoryTier(a, names[0], regions=names, overflow="transit") for a in (quick, slow)]
+        chosen = [
+            ByNeighbour(tier, "homophily", table) for tier, table in zip(tiers, tables, strict=True)
+        ]
+        store = Store(
+            BlankSource(lengths),
+            tiers[1],
+            substitution=Substitution("neighbour", "homophily"),
+            stand_ins=tables[1],
+            follows_scores=True,
+        )
+        for _ in range(40):
+            ids, keys, _ = accesses(rng, size)
+            served, hits = quick.replay_batch(
+                ids,
+                keys,
+                tables[0].serves.array,
+                "homophily",
+                entrance=names[0],
+                overflow="transit",
+            )
+            expected = store.serve(ids, keys)
+            assert served.tolist() == expected.ids.tolist()
+            assert hits.tolist() == (expected.outcomes != Outcome.FETCHED).tolist()
+            degrees = rng.integers(0, 5, size)
+            near = rng.integers(0, NUM_IDS, (size, 4)).astype(np.uint32)
+            keys_kept = {by.keep(served, degrees, near.__getitem__) for by in chosen}
+            assert len(keys_kept) == 1
+            every = np.arange(NUM_IDS, dtype=np.uint32)
+            assert quick.where(every).tolist() == slow.where(every).tolist()
+        quick.verify()
+
+
 def test_lengths_count_and_bytes_are_none():
     lengths = np.arange(10) * 100
     with AccountingArena(lengths, 1000) as arena:
@@ -137,6 +186,9 @@ def test_what_makes_no_sense_is_refused():
             lambda: arena.replay(ids, regions=np.zeros(1, np.uint8)),
             lambda: arena.replay(ids, at_once=0),
             lambda: arena.replay(ids, entrance="nowhere"),
+            lambda: arena.replay_batch(ids, None, np.zeros(9, np.uint64), "main"),
+            lambda: arena.replay_batch(ids, None, np.zeros(10, np.uint64), "nowhere"),
+            lambda: arena.replay_batch(ids, np.zeros(1), np.zeros(10, np.uint64), "main"),
         ):
             with pytest.raises(ConfigError):
                 call()

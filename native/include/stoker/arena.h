@@ -144,6 +144,17 @@ class Arena {
   enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
   // The same as replay(), but that samples stand in for others: served[i] is what access i got.
   void replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served, How* how);
+  // Who is served for samples that are missed.
+  struct StandIns {
+    // By id: the number of a key sample's copy, times 2^32, plus the key sample. That serves while
+    // this copy of it is in the region; 0: none does.
+    std::span<const std::uint64_t> serves;
+    std::uint32_t region;
+  };
+  // The same for one batch, where stand-ins are got in place of samples that are missed, and those
+  // are not put. Keys are those of samples that are put. served[i]: which sample the access got.
+  void replay_batch(Ids batch, const Run& run, const StandIns& stand_ins, std::uint32_t* served,
+                    bool* hits);
   void discard(Ids ids);
   // Only those in this region that no process leases.
   void discard_from(std::uint32_t region, Ids ids);
@@ -274,10 +285,14 @@ class Arena {
   void set_key(std::uint32_t region, std::uint32_t id, double key);
 
   // replaying (arena_replay.cpp)
+  void check_replay(Ids ids) const;
   void look(Ids batch, bool* found);
   class Chooser;
   void fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how);
   void note_packaged(const Run& run, OnceEach& once, Ids served, How* how);
+  std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
+  std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
+                                      bool* found);
   void put_missed(Ids batch, std::size_t begin, const Run& run,
                   const std::vector<std::uint32_t>& missed, bool* found);
 

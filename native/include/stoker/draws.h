@@ -12,6 +12,7 @@ struct Bits {
   void* state;
   std::uint64_t (*next64)(void* state);
   std::uint32_t (*next32)(void* state);
+  double (*next_double)(void* state) = nullptr;
 };
 
 // Puts items into the order that NumPy's Generator.shuffle gives them, with the same draws. Each
@@ -23,6 +24,12 @@ void shuffle(std::span<Item> items, const Bits& bits, std::size_t since = 0);
 extern template void shuffle(std::span<std::uint8_t> items, const Bits& bits, std::size_t since);
 extern template void shuffle(std::span<std::uint32_t> items, const Bits& bits, std::size_t since);
 extern template void shuffle(std::span<std::uint64_t> items, const Bits& bits, std::size_t since);
+
+// Draws counts that sum up to `size`, of the probabilities `p`, which sum up to 1, as NumPy's
+// Generator.multinomial does with the same draws. False where one is expected more than 30 times,
+// which NumPy draws otherwise: then counts and generator are of no use.
+bool multinomial(std::uint32_t size, std::span<const double> p, const Bits& bits,
+                 std::span<std::uint32_t> counts);
 
 // The samples `order` lie end to end along a line, order[i] as long as parts[i], which are scaled
 // to drawn.size() together. drawn[k]: on which one the point k + start falls, start from 0 to 1.

@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker.sampler.draws import permutation, scores_or_median, shuffle, systematic
+from stoker.sampler.draws import (
+    multinomial,
+    permutation,
+    repeated_in_random_order,
+    scores_or_median,
+    systematic,
+)
 from stoker.sampler.uniform import Draw, EpochSampler, expected
 from stoker.scores import Scores, counts_up_to
 from stoker.shared import SharedArray, scratch
@@ -81,15 +87,17 @@ class WeightedSampler(EpochSampler):
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:
         """Return the accesses, in an order of no meaning."""
         p, size = self.probabilities(scores), self.size(scores)
-        if self.replacement:
-            every = np.arange(self.num_samples, dtype=np.uint32)
-            ids = np.repeat(every, rng.multinomial(size, p))
-            shuffle(ids, rng)
-            visits = np.multiply(p, size, out=p)
-        else:
+        if not self.replacement:
             visits = capped(p, size)
             ids = systematic(visits, size, rng)
-        return Draw(ids, size / (self.num_samples * visits[ids]) if self.reweight else None)
+            return Draw(ids, size / (self.num_samples * visits[ids]) if self.reweight else None)
+        counts = multinomial(size, p, rng)
+        if not self.reweight:
+            del p
+            return Draw(repeated_in_random_order(counts, rng))
+        visits = np.multiply(p, size, out=p)
+        order = repeated_in_random_order(counts, rng)
+        return Draw(order, size / (self.num_samples * visits[order.array]))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,28 @@ def shuffle(items: NDArray[Any], rng: np.random.Generator, since: int = 0) -> No
         core.shuffle(items, rng.bit_generator.capsule, since)
 
 
+def multinomial(size: int, p: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Return u32[N], how often each of N comes in ``size`` draws of probabilities ``p`` (f64[N]).
+
+    What ``rng.multinomial(size, p)`` returns, with the same draws, but faster and in half the
+    memory. ``p`` must sum to 1, up to rounding, and ``size`` be below 2^32.
+    """
+    counts, before = scratch(len(p), np.uint32), rng.bit_generator.state
+    with rng.bit_generator.lock:
+        if core.multinomial(size, p, rng.bit_generator.capsule, counts):
+            return counts
+    rng.bit_generator.state = before
+    return rng.multinomial(size, p).astype(np.uint32)
+
+
+def repeated_in_random_order(counts: NDArray[np.uint32], rng: np.random.Generator) -> SharedArray:
+    """Return u32[sum], each index as often as ``counts`` (u32[N]) says, in memory for a plan."""
+    ids = SharedArray.create(int(counts.sum(dtype=np.int64)), np.uint32, name="plan.ids")
+    core.repeat(counts, ids.array)
+    shuffle(ids.array, rng)
+    return ids
+
+
 def permutation(count: int, rng: np.random.Generator) -> SharedArray:
     """Return u32[count], 0 to count - 1 in random order, in memory that a plan can take over."""
     order = SharedArray.create(count, np.uint32, name="plan.ids")
@@ -184,9 +206,21 @@ def scores_or_median(scores: Scores) -> NDArray[np.float64]:
     draw by, becomes all one.
     """
     seen = scores.seen > 0
+    median = None if seen.all() else _median(scores.values, seen)
     values: NDArray[np.float64] = scratch(len(scores), np.float64)
     values[:] = scores.values
-    if not seen.all():
-        values[~seen] = np.median(values[seen], overwrite_input=True)
+    if median is not None:
+        values[~seen] = median
     np.maximum(values, 0.0, out=values)
     return values if values.any() else np.ones(len(values))
+
+
+def _median(values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
+    """Return the median of those ``chosen`` (bool[N]) of f64[N]; NaN of none."""
+    some: NDArray[np.float64] = scratch(int(np.count_nonzero(chosen)), np.float64)
+    filled = 0
+    for at in range(0, len(values), _AT_ONCE):
+        part = values[at : at + _AT_ONCE][chosen[at : at + _AT_ONCE]]
+        some[filled : filled + len(part)] = part
+        filled += len(part)
+    return float(np.median(some, overwrite_input=True))

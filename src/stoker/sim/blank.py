@@ -145,6 +145,29 @@ class AccountingArena(Arena):
         swaps.candidates = swaps.candidates[len(swaps.candidates) - left :]
         return served, outcomes
 
+    def replay_batch(
+        self,
+        ids: Ids,
+        keys: Keys,
+        stand_ins: NDArray[np.uint64],
+        key_region: str,
+        *,
+        regions: NDArray[np.uint8] | None = None,
+        entrance: str = "main",
+        overflow: str = "",
+    ) -> tuple[Ids, Mask]:
+        """Make a batch of accesses ``u32[n]``; return what each got, ``u32[n]``, and which hit.
+
+        As :meth:`replay`, but that key samples in ``key_region`` are got in place of those missed
+        that they stand for: ``stand_ins`` is the table ``serves`` of
+        :class:`~stoker.store.substitutes.StandIns`, and this the same as what
+        :class:`~stoker.store.substitutes.ByNeighbour` chooses by it. ``keys`` (``f64[n]``) are
+        those of samples that are put; nothing else gets a new one.
+        """
+        return self._core.replay_batch(
+            self._ids(ids), self._lengths, keys, regions, entrance, overflow, stand_ins, key_region
+        )
+
 
 @dataclass
 class Swaps:

@@ -37,6 +37,7 @@ from stoker.store.tier import Keys
 from stoker.types import Outcome, parse_bytes
 
 _RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
+_BATCHES = 8  # counted at once: the thread that does so takes turns with the one that serves
 
 IMAGENET_MEAN = 110_000
 """Bytes of a sample where no sizes are given: the mean of ImageNet's images."""
@@ -134,6 +135,22 @@ class Step(NamedTuple):
     positions: NDArray[np.int64]
     """``i64[n]``, its accesses in the plan."""
     served: Served
+
+
+class _Shown(NamedTuple):
+    """A batch that was served, and the losses that training saw."""
+
+    asked: NDArray[np.uint32]
+    served: NDArray[np.uint32]
+    hits: NDArray[np.bool_]
+    losses: NDArray[np.float64]
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """How its samples were served."""
+        how = np.where(self.hits, np.int8(Outcome.HIT), np.int8(Outcome.FETCHED))
+        how[self.served != self.asked] = Outcome.SUBSTITUTED
+        return how
 
 
 class _Trace:
@@ -298,6 +315,8 @@ class Job:
             return self._run_at_once(begun)
         if self._swaps_runs(begun):
             return self._run_swapping(begun)
+        if self.cache.serves_stand_ins and self._is_scored:
+            return self._run_by_batch(begun)
         steps = self._steps(begun)
         while True:
             try:
@@ -465,6 +484,46 @@ class Job:
         observer.add_losses(losses)
         right.add(losses)
         return keys, after
+
+    def _run_by_batch(self, begun: Begun) -> EpochResult:
+        """Run an epoch batch by batch: what :meth:`steps` does, where key samples stand in.
+
+        Who does depends on the scores of the batch before. A thread counts what was served.
+        """
+        plan = begun.plan
+        assert plan is not None
+        tally, right = Tally(plan.epoch, self.cache.sizes), _Right()
+        with ThreadPoolExecutor(1) as thread:
+            counted: Future[None] | None = None
+            for start in range(0, len(plan), self._batch_size * _BATCHES):
+                end = min(start + self._batch_size * _BATCHES, len(plan))
+                shown = [self._show(plan, at, end) for at in range(start, end, self._batch_size)]
+                if counted is not None:
+                    counted.result()
+                counted = thread.submit(self._count_shown, shown, tally, right)
+            if counted is not None:
+                counted.result()
+        return self._end(tally, right, 0)
+
+    def _show(self, plan: Plan, start: int, end: int) -> _Shown:
+        """Serve a batch of ``plan``, and have it scored."""
+        cache, observer = self.cache, self._controller.observer
+        positions = np.arange(start, min(start + self._batch_size, end))
+        ids = plan.ids[start : start + len(positions)]
+        keys = cache.policy.keys(ids, self._scores, plan, positions)
+        served, hits = cache.serve_batch(ids, keys)
+        losses = self._losses(served, plan.epoch)
+        observer.score(served, plan.epoch, {"losses": losses})
+        cache.follow(served, observer.scorer.neighbours, self._scores)
+        return _Shown(ids, served, hits, losses)
+
+    def _count_shown(self, shown: list[_Shown], tally: Tally, right: _Right) -> None:
+        for batch in shown:
+            self._controller.observer.add_losses(batch.losses)
+            right.add(batch.losses)
+            tally.add(batch.served, outcomes := batch.outcomes)
+            if self._clock is not None:
+                self._clock.add(batch.served, outcomes)
 
     def _end(
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0

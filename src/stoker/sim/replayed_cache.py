@@ -157,6 +157,15 @@ class ReplayedCache(PolicyCache):
         return not (places.array == self._names.index(rules.region)).any()
 
     @property
+    def serves_stand_ins(self) -> bool:
+        """Whether batches may be served by :meth:`serve_batch`: key samples are what stands in.
+
+        A policy whose keys change with what is served, and not with scores, needs :meth:`serve`.
+        """
+        has_rules = self._store.stand_ins is not None and self.follows_scores
+        return has_rules and self._arena is not None and not self.window
+
+    @property
     def store(self) -> Store:
         """What serves batches."""
         return self._store
@@ -253,6 +262,27 @@ class ReplayedCache(PolicyCache):
         assert self._packages is not None
         self._packages.note_served(served)
         return self._packages.lacking
+
+    def serve_batch(
+        self, ids: NDArray[np.uint32], keys: Keys
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Serve a batch ``u32[n]`` in one call; return what was served, and whether it was cached.
+
+        As :meth:`serve`, where :attr:`serves_stand_ins`.
+        """
+        store = self._store
+        assert self._arena is not None
+        assert store.stand_ins is not None and store.substitution is not None
+        self._num_served += len(ids)
+        return self._arena.replay_batch(
+            ids,
+            keys,
+            store.stand_ins.serves.array,
+            store.substitution.region,
+            regions=None if store.places is None else store.places.array[ids],
+            entrance=self._names[0],
+            overflow=self.policy.overflow,
+        )
 
     def serve(self, ids: NDArray[np.uint32], keys: Keys) -> Served:
         """Serve a batch ``u32[n]``, with the keys ``f64[n]`` after it where the policy has any."""

@@ -9,10 +9,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.recipes import Recipe
 from stoker.recipes.base import part
+from stoker.sampler.draws import permutation
 from stoker.scores import Scores, distinct
 from stoker.shared import scratch
 from stoker.sim.trace import Trace
@@ -247,15 +249,21 @@ class MadeUpGraph(Scorer):
                 f"neighbor_max={neighbor_max}, and a share from 0 to 0.5"
             )
         rng = np.random.default_rng([seed, 0x62A])
-        sizes = np.minimum(rng.geometric(1 / (degree + 1), num_samples), neighbor_max + 1)
-        starts = np.cumsum(sizes) - sizes
-        starts = starts[starts < num_samples]
+        ends = rng.geometric(1 / (degree + 1), num_samples)
+        np.minimum(ends, neighbor_max + 1, out=ends)
+        np.cumsum(ends, out=ends)
+        starts = np.append(0, ends[: np.searchsorted(ends, num_samples)])
+        del ends  # most of them are beyond the last sample
         self._ends = np.append(starts[1:], num_samples)
         self._starts = starts
-        self._members = rng.permutation(num_samples).astype(np.uint32)
-        self._group = np.empty(num_samples, np.uint32)
+        self._members = permutation(num_samples, rng).array
         count = self._ends - starts
-        self._group[self._members] = np.repeat(np.arange(len(starts)), count)
+        self._degree = count - 1
+        each = scratch(num_samples, np.uint32)
+        core.repeat(count.astype(np.uint32), each)
+        self._group = scratch(num_samples, np.uint32)
+        for at in range(0, num_samples, _AT_ONCE):  # of indices NumPy makes 8 bytes each
+            self._group[self._members[at : at + _AT_ONCE]] = each[at : at + _AT_ONCE]
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
         self._score = np.log(1 / same + others / neighbor_max + 1)
@@ -263,9 +271,9 @@ class MadeUpGraph(Scorer):
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the scores of a batch, and have its neighbours at hand."""
         ids = distinct(observation.ids)
-        group = self._group[ids]
-        scores.update(ids, self._score[group], observation.step)
-        degree = self._ends[group] - self._starts[group] - 1
+        group = self._group.take(ids)
+        scores.update(ids, self._score.take(group), observation.step)
+        degree = self._degree.take(group)
         self.neighbours = Neighbours(observation.step, ids, degree, partial(self._others, ids))
 
     def _others(self, ids: NDArray[np.uint32], index: int) -> NDArray[np.uint32]:

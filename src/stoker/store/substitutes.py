@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._core import mark_once
-from stoker.scores import largest
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
@@ -361,10 +360,13 @@ class ByNeighbour:
         neighbours_of: Callable[[int], Ids],
     ) -> int | None:
         """Make a key sample of one of ``ids``; see :meth:`Store.keep_key_sample`."""
-        outside = (self._tier.copies(ids, self._region) == 0) & (degrees > 0)
-        candidates = np.flatnonzero(outside)
-        most = candidates[largest(degrees[candidates], min(_TRIES, len(candidates)))]
-        for index in most[np.argsort(-degrees[most], kind="stable")].tolist():
+        # Of several with most neighbours the first.
+        waiting = np.where(self._tier.copies(ids, self._region) == 0, degrees, 0)
+        for _ in range(min(_TRIES, len(waiting))):
+            index = int(waiting.argmax())
+            if not waiting[index]:
+                break
+            waiting[index] = 0
             key = ids[index : index + 1]
             if not self._tier.move(key, self._region).all():
                 continue
