@@ -27,7 +27,7 @@ from stoker.recipes import Recipe
 from stoker.recipes.base import make_store
 from stoker.sampler.super_epochs import Room
 from stoker.scores import Scores
-from stoker.sim.replay import Job
+from stoker.sim.job import Job
 from stoker.sim.replayed_cache import ReplayedCache
 from stoker.source.held import MemorySource
 from stoker.store.tier import NullTier

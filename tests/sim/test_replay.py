@@ -17,8 +17,8 @@ from stoker.recipes.base import Same, part
 from stoker.sampler import WeightedSampler
 from stoker.sim import Conditions, limits, replay
 from stoker.sim.blank import Packages
+from stoker.sim.job import Job
 from stoker.sim.jobs import replay_jobs
-from stoker.sim.replay import Job
 from stoker.sim.replayed_cache import ReplayedCache
 
 N, BATCH = 2000, 32

@@ -13,7 +13,7 @@ from stoker.epoch.read_ahead import window_bytes
 from stoker.errors import ConfigError
 from stoker.prefetch.walk import Group
 from stoker.sim import Conditions, SimResult, replay, replayed_cache
-from stoker.sim.replay import Job
+from stoker.sim.job import Job
 from stoker.sim.replayed_cache import ReplayedAhead, ReplayedCache
 from stoker.sim.signals import GivenLosses, with_made_up_graph
 from stoker.source import NumpySource

@@ -15,9 +15,8 @@ from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe, as_recipe
+from stoker.sim.job import Job, Step
 from stoker.sim.replay import (
-    Job,
-    Step,
     as_cached,
     as_losses,
     as_share,
