@@ -52,8 +52,8 @@ class PackageLoader:
     A sample leaves only for one that is coming, and only when it was served in this epoch, as
     the stamps in ``served`` (``u32[N]``) say, or is not of low importance any more. Where the
     region holds a single package, that is when all its samples were served (iCache, HPCA'23).
-    With ``is_told`` it is told by :meth:`note_served` what was served, and looks for it once in an
-    epoch, within which nobody else changes the region then.
+    With ``is_told``, :meth:`note_served` says what was served, which is looked for only once in an
+    epoch, and nothing but this changes the region within one.
     """
 
     def __init__(
