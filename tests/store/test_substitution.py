@@ -205,6 +205,40 @@ def test_what_was_read_ahead_for_its_own_access_is_no_substitute(low):
     assert fresh[1] == 0
 
 
+def test_what_comes_after_a_search_that_found_nothing_is_found():
+    class Listing(MemoryTier):
+        """Counts searches."""
+
+        def list(self, region):
+            listed.append(region)
+            return super().list(region)
+
+    listed, now = [], [0.0]
+    policy = HighLow(start=0.5)
+    arena = Arena(N, BYTES, 24)
+    arena.configure(policy.regions())
+    shared = {"places": every_other_low(), "substitution": LOW, "clock": lambda: now[0]}
+    with Store(CountingSource(N), Listing(arena, "H"), **shared) as store:
+        fill(store, [1])
+        store.begin_epoch(0)
+        assert store.serve([9]).outcomes.tolist() == [SUBSTITUTED]
+        found = []
+        for sample in (11, 13, 15):  # the first is put after its search: the second's can find it
+            now[0] += 1
+            found.append(store.serve([sample]).outcomes.tolist()[0])
+        searches = len(listed)
+        assert found == [FETCHED] * 3 and searches == 4
+        arena.limit(1)  # nothing more is put
+        for sample in (17, 19, 21):
+            now[0] += 1
+            assert store.serve([sample]).outcomes.tolist() == [FETCHED]
+        assert len(listed) == searches + 1  # for what the last one had put
+        arena.limit(BYTES)
+        fill(store, [33])
+        now[0] += 1
+        assert store.serve([23]).ids.tolist() == [33]
+
+
 def test_what_became_important_meanwhile_is_no_substitute(low):
     fill(low, [1, 3, 5])
     low.begin_epoch(0)

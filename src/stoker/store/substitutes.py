@@ -85,6 +85,7 @@ class OnceEach:
         # Of threads each takes what it pops; a fork finds it whole.
         self._pool: deque[Ids] = deque()
         self._search_from = 0.0
+        self._nothing_at = -1  # how many had come when a search of this epoch found nothing
 
     def choose(self, batch: Ids, found: Mask, turns: Turns | None = None) -> Choice | None:
         """Return what to serve for ``batch``."""
@@ -178,7 +179,7 @@ class OnceEach:
         if self._whose != (stamp, os.getpid()):
             self._whose = stamp, os.getpid()
             self._pool = deque()
-            self._search_from = 0.0
+            self._search_from, self._nothing_at = 0.0, -1
         if not self._pool and self._clock() >= self._search_from:
             self._search(stamp)
         try:
@@ -191,8 +192,11 @@ class OnceEach:
         self._pool.appendleft(ids)
 
     def _search(self, stamp: int) -> None:
-        begin = self._clock()
-        ids = self._tier.list(self._region)
+        begin, arrivals = self._clock(), self._arrivals()
+        # Samples only cease to be free within an epoch: none is, unless one came since.
+        ids = np.empty(0, np.uint32)
+        if arrivals != self._nothing_at:
+            ids = self._tier.list(self._region)
         free = self._claims.are_free(ids, stamp) & self._takes_part(ids)
         if self._fresh is not None:
             free &= self._fresh[ids] == 0
@@ -200,11 +204,17 @@ class OnceEach:
         # Two processes hardly begin in the same nanosecond, so that their orders differ.
         random = np.random.default_rng((self._claims.rank_seed, stamp, int(begin * 1e9)))
         random.shuffle(ids)
+        self._nothing_at = -1 if ids.size else arrivals
         if ids.size:
             self._pool.append(ids[: max(_POOL, len(ids) // _POOL_SHARE)])
         if len(ids) < _POOL:
             now = self._clock()
             self._search_from = now + max(_LEAST_REST, _REST * (now - begin))
+
+    def _arrivals(self) -> int:
+        """Return how many samples any process has put into the cache so far."""
+        counts = self._tier.stats()
+        return sum(int(each.get("inserts", 0)) for each in (counts, counts.get("disk", {})))
 
 
 class _Drawable(NamedTuple):
