@@ -263,16 +263,12 @@ nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const Offset
                            const std::string& entrance, const std::string& overflow,
                            std::size_t at_once, OnceEachArguments& once) {
   const auto arena = self.open();
-  check_lengths(*arena, lengths);
+  auto run = run_of(*arena, ids, lengths, std::nullopt, std::nullopt, entrance, overflow);
+  run.at_once = at_once;
   if (once.count() < arena->header().num_ids) {
     throw stoker::ConfigError("marks of " + std::to_string(once.count()) +
                               " samples: give one for each that the arena may hold");
   }
-  stoker::Arena::Run run;
-  run.lengths = {lengths.data(), lengths.size()};
-  run.entrance = arena->region(entrance);
-  if (!overflow.empty()) run.overflow = arena->region(overflow);
-  run.at_once = at_once;
   Buffer<std::uint32_t> served(ids.size());
   Buffer<std::int8_t> how(ids.size());
   {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.scores import MAX_EPOCHS, Scores, filled, largest, least_of_largest, percentiles
+from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, filled, least_of_largest
 
 
 def test_starts_unseen() -> None:
@@ -204,6 +204,10 @@ def test_unseen_samples_are_filled_with_the_median() -> None:
     assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
 
 
+def percentiles(values):
+    return counts_up_to(values) / max(len(values), 1)
+
+
 @given(st.lists(st.integers(-3, 3) | st.just(-math.inf), max_size=30), st.data())
 def test_percentiles_and_the_largest_are_those_of_a_stable_sort(values, data):
     array = np.array(values, float)
@@ -211,9 +215,12 @@ def test_percentiles_and_the_largest_are_those_of_a_stable_sort(values, data):
     assert percentiles(values).tolist() == (at_most.sum(axis=1) / max(len(values), 1)).tolist()
     count = data.draw(st.integers(0, len(values)))
     order = np.argsort(-array, kind="stable")
-    assert largest(values, count).tolist() == sorted(order[:count].tolist())
     floor = array[order[count - 1]] if count else math.inf
-    assert least_of_largest(array.copy(), count) == (floor, int((array > floor).sum()))
+    found, above = least_of_largest(array.copy(), count)
+    assert (found, above) == (floor, int((array > floor).sum()))
+    tied = np.flatnonzero(array == found)[: count - above]
+    chosen = np.concatenate([np.flatnonzero(array > found), tied])
+    assert sorted(chosen.tolist()) == sorted(order[:count].tolist())
 
 
 def test_percentiles_are_shares_of_smaller_or_equal_values() -> None:

@@ -217,9 +217,8 @@ void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) 
 
 void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served,
                              How* how) {
-  if (header_->blank == 0) throw ConfigError("only a blank arena replays: samples have no bytes");
+  check_replay(ids);
   if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
-  check(ids);
   Chooser chosen(*this, once, run.at_once);
   std::vector<double> after;
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {

@@ -184,6 +184,13 @@ Span moved(const Span& span, std::uint32_t by) {
   return {span.start - by, span.length, span.first - by, span.last - by};
 }
 
+// Whether the part can be read; `left` is the column its rows begin with, `pixels` what they have.
+bool begins(PartDecoder& decoder, std::span<const std::uint8_t> file, const JpegPart& part,
+            J_COLOR_SPACE colours, std::uint32_t& left, std::uint32_t& pixels) {
+  return ends_as_it_should(file) && decoder.open(file, part, colours) &&
+         decoder.start(part, left, pixels);
+}
+
 }  // namespace
 
 bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Square& out) {
@@ -191,10 +198,7 @@ bool cut_jpeg(std::span<const std::uint8_t> file, const JpegPart& part, const Sq
   PartDecoder decoder;
   std::uint32_t left = 0;
   std::uint32_t pixels = 0;
-  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_EXT_RGBX) ||
-      !decoder.start(part, left, pixels)) {
-    return false;
-  }
+  if (!begins(decoder, file, part, JCS_EXT_RGBX, left, pixels)) return false;
   Resampler resampler(moved(part.across, left), moved(part.down, part.down.first), pixels,
                       part.mirrored, out);
   while (!resampler.done()) {
@@ -215,10 +219,7 @@ bool decode_jpeg(std::span<const std::uint8_t> file, std::uint32_t width, std::u
   PartDecoder decoder;
   std::uint32_t left = 0;
   std::uint32_t columns = 0;
-  if (!ends_as_it_should(file) || !decoder.open(file, part, JCS_RGB) ||
-      !decoder.start(part, left, columns)) {
-    return false;
-  }
+  if (!begins(decoder, file, part, JCS_RGB, left, columns)) return false;
   for (std::size_t y = 0; y < part.down.last; ++y) {
     if (!decoder.read(pixels + 3 * y * columns)) return false;
   }

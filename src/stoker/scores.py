@@ -336,35 +336,14 @@ def filled(scores: Scores) -> NDArray[np.float64]:
 
 
 def counts_up_to(values: ArrayLike) -> NDArray[np.uint32]:
-    """Return u32[n]: how many of f64[n] ``values`` are at most the own one. No value is NaN."""
+    """Return u32[n]: how many of f64[n] ``values`` are at most the own one. No value is NaN.
+
+    Divided by n, the empirical distribution function at each value, its percentile.
+    """
     given = np.ascontiguousarray(values, dtype=np.float64)
     counts: NDArray[np.uint32] = scratch(len(given), np.uint32)
     core.count_up_to(given, scratch(len(given), np.uint32), counts)
     return counts
-
-
-def percentiles(values: ArrayLike) -> NDArray[np.float64]:
-    """Return f64[n] in (0, 1]: the share of f64[n] ``values`` that are at most the own one.
-
-    The empirical distribution function at each value: the largest one gets 1, the smallest 1/n,
-    equal ones the same, and all of them 1 when all are equal. No value is NaN.
-    """
-    counts = counts_up_to(values)
-    return counts / max(len(counts), 1)
-
-
-def largest(values: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Return i64[count], ascending: where the ``count`` largest of f64[n] ``values`` are.
-
-    Of equal ones those that come first. ``count`` is from 0 to n; no value is NaN.
-    """
-    given = np.asarray(values, dtype=np.float64)
-    if not count:
-        return np.empty(0, np.int64)
-    floor = np.partition(given, len(given) - count)[len(given) - count]
-    chosen = given > floor
-    chosen[np.flatnonzero(given == floor)[: count - int(np.count_nonzero(chosen))]] = True
-    return np.flatnonzero(chosen)
 
 
 def least_of_largest(values: NDArray[np.float64], count: int) -> tuple[float, int]:

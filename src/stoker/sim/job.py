@@ -295,13 +295,18 @@ class Job:
         self._serve_plan(plan, tally, right)
         return self._end(tally, right, 0)
 
+    @property
+    def _span(self) -> int:
+        """Accesses of a run, which has whole batches."""
+        return max(1, _RUN // self._batch_size) * self._batch_size
+
     def _serve_plan(self, plan: Plan, tally: Tally, right: _Right) -> None:
         """Serve a plan, which is not needed afterwards.
 
         A thread walks the cache through a run while the next one is scored here, and the one before
         is counted: neither depends on what hits.
         """
-        span = max(1, _RUN // self._batch_size) * self._batch_size
+        span = self._span
         with ThreadPoolExecutor(1) as thread:
             served: tuple[NDArray[np.uint32], Future[Outcomes]] | None = None
             for start in range(0, len(plan), span):
@@ -336,7 +341,7 @@ class Job:
         assert plan is not None
         tally, right, reads = Tally(plan.epoch, cache.sizes), _Right(), cache.package_reads
         cache.begin_swaps(self._scores, self._scores_after(plan.epoch))
-        span = max(1, _RUN // batch) * batch
+        span = self._span
         with ThreadPoolExecutor(1) as thread:
             coming = thread.submit(cache.serve_swaps, plan.ids[:span], batch)
             for start in range(span, len(plan) + span, span):
