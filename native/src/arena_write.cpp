@@ -98,12 +98,13 @@ std::vector<std::span<unsigned char>> Arena::room_of(std::uint32_t id) {
   std::vector<std::span<unsigned char>> room;
   if (!load_extents(entries_[id], extents, &list)) return room;
   std::uint64_t left = entries_[id].length.load(std::memory_order_relaxed);
+  auto* const data = segment_.at<unsigned char>(header_->data_at);
+  const auto* const end = segment_.at<unsigned char>(end_of(*header_, header_->reserved_blocks));
   for (const Extent extent : extents) {
     const std::uint64_t bytes =
         std::min<std::uint64_t>(left, std::uint64_t{extent.count} * header_->block_size);
-    auto* const begin = reinterpret_cast<unsigned char*>(header_) + header_->data_at +
-                        std::uint64_t{extent.first} * header_->block_size;
-    room.push_back({begin, bytes});
+    room.push_back({data + std::uint64_t{extent.first} * header_->block_size, bytes});
+    segment_.mapped().bring(room.back(), end);
     left -= bytes;
   }
   return room;

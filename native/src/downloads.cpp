@@ -31,8 +31,12 @@ enum Option : int {
   kHeaderData = 10029,
   kCaInfo = 10065,
   kPrivate = 10103,
+  kOpenSocketData = 10164,
+  kCloseSocketData = 10209,
   kWriteFunction = 20011,
   kHeaderFunction = 20079,
+  kOpenSocketFunction = 20163,
+  kCloseSocketFunction = 20208,
   kNoBody = 44,
   kHttpGet = 80,
   kHttpVersion = 84,
@@ -59,6 +63,10 @@ constexpr int kPollIn = 1, kPollOut = 2, kPollRemove = 4;
 constexpr int kSelectIn = 1, kSelectOut = 2, kSelectError = 4;
 constexpr int kTimedOut = -1;  // in the place of a socket
 constexpr long kOk = 200;
+
+struct Address {
+  int family, type, protocol;
+};
 
 struct Message {
   int kind;
@@ -194,6 +202,14 @@ std::size_t note_header(char* data, std::size_t, std::size_t size, void* to) {
   return size;
 }
 
+// What is waited for of a descriptor. A connection without a request stays as it was, for the next
+// one follows.
+struct Watched {
+  std::uint32_t reported = 0;  // events
+  std::uint32_t wanted = 0;
+  bool is_connection = false;
+};
+
 constexpr long kBufferBytes = 512 << 10;  // that libcurl reads at once: its most
 constexpr int kEvents = 64;
 constexpr int kOn = 1;
@@ -209,7 +225,11 @@ struct Downloads::Impl {
   void collect(std::vector<Done>& done);
   void give_up_stalled(std::vector<Done>& done);
 
+  Watched& watched(int descriptor);
+  void report(int descriptor, std::uint32_t events);
   static int watch(void*, int descriptor, int what, void* self, void*);
+  static int connection(void* self, int, const Address* address);
+  static int close_connection(void* self, int descriptor);
   static int set_timer(void*, long milliseconds, void* self);
 
   const Curl curl;
@@ -220,8 +240,10 @@ struct Downloads::Impl {
   int waker = -1;
   double due = kNever;  // when libcurl wants to be called in any case
   double look_at = 0;   // when to look for what has stalled
+  int running = 0;      // transfers, as libcurl says
   std::vector<std::unique_ptr<Transfer>> transfers;
   std::vector<Transfer*> idle;
+  std::vector<Watched> descriptors;
 };
 
 Downloads::Impl::Impl(const std::string& library, const Options& given)
@@ -256,20 +278,47 @@ Downloads::Impl::~Impl() {
   if (waker >= 0) ::close(waker);
 }
 
-// Waits for what libcurl wants of a connection from now on.
-int Downloads::Impl::watch(void*, int descriptor, int what, void* self, void*) {
-  const int epoll = static_cast<Impl*>(self)->epoll;
+Watched& Downloads::Impl::watched(int descriptor) {
+  const auto number = static_cast<std::size_t>(descriptor);
+  if (number >= descriptors.size()) descriptors.resize(number + 1);
+  return descriptors[number];
+}
+
+// Has the kernel report these events from now on.
+void Downloads::Impl::report(int descriptor, std::uint32_t events) {
+  std::uint32_t& reported = watched(descriptor).reported;
   epoll_event event{};
   event.data.fd = descriptor;
-  if (what == kPollRemove) {
-    ::epoll_ctl(epoll, EPOLL_CTL_DEL, descriptor, &event);  // closed: the kernel has removed it
-    return 0;
+  event.events = events;
+  const int how = events == 0 ? EPOLL_CTL_DEL : reported == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+  if (::epoll_ctl(epoll, how, descriptor, &event) != 0 && errno == ENOENT && events != 0) {
+    ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event);  // it had been closed unseen
   }
-  event.events = ((what & kPollIn) != 0 ? EPOLLIN : 0u) | ((what & kPollOut) != 0 ? EPOLLOUT : 0u);
-  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) != 0 && errno == EEXIST) {
-    ::epoll_ctl(epoll, EPOLL_CTL_MOD, descriptor, &event);
-  }
+  reported = events;
+}
+
+// Waits for what libcurl wants of a descriptor from now on.
+int Downloads::Impl::watch(void*, int descriptor, int what, void* self, void*) {
+  auto& impl = *static_cast<Impl*>(self);
+  Watched& watched = impl.watched(descriptor);
+  watched.wanted = 0;
+  if (what != kPollRemove && (what & kPollIn) != 0) watched.wanted |= EPOLLIN;
+  if (what != kPollRemove && (what & kPollOut) != 0) watched.wanted |= EPOLLOUT;
+  const bool stays = watched.wanted == 0 || watched.wanted == watched.reported;
+  if (!watched.is_connection || !stays) impl.report(descriptor, watched.wanted);
   return 0;
+}
+
+int Downloads::Impl::connection(void* self, int, const Address* address) {
+  const int made = ::socket(address->family, address->type | SOCK_CLOEXEC, address->protocol);
+  if (made >= 0) static_cast<Impl*>(self)->watched(made) = {0, 0, true};
+  return made;
+}
+
+// The kernel reports nothing of it any more, then.
+int Downloads::Impl::close_connection(void* self, int descriptor) {
+  static_cast<Impl*>(self)->watched(descriptor) = {};
+  return ::close(descriptor);
 }
 
 int Downloads::Impl::set_timer(void*, long milliseconds, void* self) {
@@ -289,6 +338,10 @@ Transfer& Downloads::Impl::made() {
   curl.easy_setopt(easy, kWriteData, &transfer);
   curl.easy_setopt(easy, kHeaderFunction, &note_header);
   curl.easy_setopt(easy, kHeaderData, &transfer);
+  curl.easy_setopt(easy, kOpenSocketFunction, &Impl::connection);
+  curl.easy_setopt(easy, kOpenSocketData, this);
+  curl.easy_setopt(easy, kCloseSocketFunction, &Impl::close_connection);
+  curl.easy_setopt(easy, kCloseSocketData, this);
   curl.easy_setopt(easy, kBufferSize, kBufferBytes);
   curl.easy_setopt(easy, kNoSignal, 1L);
   curl.easy_setopt(easy, kProtocols, kHttpAndHttps);
@@ -323,7 +376,6 @@ bool Downloads::Impl::advance(double seconds) {
   const int milliseconds = static_cast<int>(std::ceil(left * 1e3));
   const int count = ::epoll_wait(epoll, events, kEvents, milliseconds);
   bool goes_on = count >= 0;
-  int running = 0;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[i];
     if (event.data.fd == waker) {
@@ -332,13 +384,19 @@ bool Downloads::Impl::advance(double seconds) {
       goes_on = false;
       continue;
     }
+    if (watched(event.data.fd).wanted == 0) {
+      report(event.data.fd, 0);  // the server has closed it: libcurl sees that when it needs it
+      continue;
+    }
     const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
                       ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
                       ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
+    const int before = running;
+    curl.multi_socket_action(multi, event.data.fd, ready, &running);
+    if (running < before) continue;  // that was the rest
     // Linux delays acknowledgements by up to 40 ms, and a server may wait for one to send the rest.
     // Each time, for it falls back to that by itself.
     ::setsockopt(event.data.fd, IPPROTO_TCP, TCP_QUICKACK, &kOn, sizeof kOn);
-    curl.multi_socket_action(multi, event.data.fd, ready, &running);
   }
   if (now() >= due) {
     due = kNever;

@@ -1,26 +1,10 @@
 #include "stoker/rooms.h"
 
-#include <sys/mman.h>
-
 #include <utility>
 
 #include "stoker/racy_copy.h"
 
 namespace stoker {
-namespace {
-
-// Has the kernel give memory its pages at once, not one by one as they are written to.
-void populate(std::span<unsigned char> memory) {
-  constexpr std::uintptr_t kPage = 4096;
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) & ~(kPage - 1);
-  const auto end = reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size();
-  if (memory.size() >= 8 * kPage) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);  // may fail
-  }
-}
-
-}  // namespace
-
 Rooms::Rooms(std::shared_ptr<Arena> arena, Arena::Ids ids, std::vector<std::uint64_t> sizes,
              const Arena::Placing& placing)
     : arena_(std::move(arena)),
@@ -39,10 +23,7 @@ Rooms::~Rooms() {
 }
 
 Rooms::Parts Rooms::parts(std::size_t index) {
-  if (!reserved_[index]) return {};
-  Parts parts = arena_->room_of(ids_[index]);
-  for (const auto& part : parts) populate(part);
-  return parts;
+  return reserved_[index] ? arena_->room_of(ids_[index]) : Parts{};
 }
 
 bool Rooms::fill(std::size_t index, std::span<const unsigned char> bytes) {

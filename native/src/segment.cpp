@@ -72,6 +72,38 @@ int reserve_pages(int descriptor, off_t bytes, off_t from) {
   return 0;
 }
 
+namespace {
+
+constexpr unsigned kPieceBits = 16;  // what Linux maps at once around a page that is there
+
+}  // namespace
+
+Mapped::Mapped(const unsigned char* begin, std::uint64_t bytes)
+    : begin_(reinterpret_cast<std::uintptr_t>(begin)),
+      marks_(std::make_unique<std::atomic<std::uint64_t>[]>((bytes >> kPieceBits) / 64 + 2)) {}
+
+void Mapped::bring(std::span<const unsigned char> part, const unsigned char* end) {
+  const auto from = reinterpret_cast<std::uintptr_t>(part.data());
+  const std::uintptr_t last = (from + part.size() - 1) >> kPieceBits;
+  for (std::uintptr_t piece = from >> kPieceBits; piece <= last; ++piece) {
+    if (!mark(piece)) continue;
+    const std::uintptr_t begin = std::max(piece << kPieceBits, begin_);
+    const std::uintptr_t stop =
+        std::min((piece + 1) << kPieceBits, reinterpret_cast<std::uintptr_t>(end));
+    // To read is enough to write, too, and cheaper.
+    madvise(reinterpret_cast<void*>(begin), stop - begin, MADV_POPULATE_READ);
+  }
+}
+
+// False if it was marked before.
+bool Mapped::mark(std::uintptr_t piece) {
+  const std::uintptr_t number = piece - (begin_ >> kPieceBits);
+  std::atomic<std::uint64_t>& word = marks_[number / 64];
+  const std::uint64_t bit = std::uint64_t{1} << (number % 64);
+  if ((word.load(std::memory_order_relaxed) & bit) != 0) return false;
+  return (word.fetch_or(bit, std::memory_order_relaxed) & bit) == 0;
+}
+
 void Segment::plan(const Geometry& geometry, Header& h) {
   h.abi = kAbi;
   h.num_ids = geometry.num_ids;
@@ -217,7 +249,8 @@ Segment Segment::attach(int descriptor, bool to_read) {
 Segment::Segment(Segment&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),
       base_(std::exchange(other.base_, nullptr)),
-      bytes_(other.bytes_) {}
+      bytes_(other.bytes_),
+      mapped_(std::move(other.mapped_)) {}
 
 Segment::~Segment() {
   if (base_ != nullptr) munmap(base_, bytes_);

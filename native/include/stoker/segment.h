@@ -3,7 +3,10 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -33,6 +36,21 @@ std::uint64_t end_of(const Header& header, std::uint32_t blocks);
 // Bytes of memory, with so many blocks.
 std::uint64_t memory_of(const Header& header, std::uint32_t blocks);
 
+// Which pages of shared memory this process can reach without asking the kernel. Thread-safe.
+class Mapped {
+ public:
+  Mapped(const unsigned char* begin, std::uint64_t bytes);
+  // Has the kernel map the pages of a part at once, and those around them as far as `end`, where it
+  // is asked at each page that is touched first. Once each; that it may fail loses nothing.
+  void bring(std::span<const unsigned char> part, const unsigned char* end);
+
+ private:
+  bool mark(std::uintptr_t piece);
+
+  std::uintptr_t begin_;
+  std::unique_ptr<std::atomic<std::uint64_t>[]> marks_;  // a bit for each piece, from that on
+};
+
 class Segment {
  public:
   // Creates the memory, zeroed, its pages reserved. Throws CapacityError with the numbers.
@@ -55,15 +73,17 @@ class Segment {
   T* at(std::uint64_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
+  Mapped& mapped() { return mapped_; }
 
  private:
   Segment(OwnDescriptor descriptor, unsigned char* base, std::uint64_t bytes)
-      : descriptor_(std::move(descriptor)), base_(base), bytes_(bytes) {}
+      : descriptor_(std::move(descriptor)), base_(base), bytes_(bytes), mapped_(base, bytes) {}
   static Segment attach(int descriptor, bool to_read);
 
   OwnDescriptor descriptor_;
   unsigned char* base_;
   std::uint64_t bytes_;
+  Mapped mapped_;
 };
 
 }  // namespace stoker
