@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@
 
 namespace {
 
-std::atomic<int> acknowledged_at_once;
+std::atomic<int> acknowledged_at_once, waits;
 
 }  // namespace
 
@@ -28,6 +29,13 @@ extern "C" int setsockopt(int descriptor, int level, int name, const void* value
                           socklen_t length) noexcept(noexcept(::setsockopt(0, 0, 0, nullptr, 0))) {
   if (level == IPPROTO_TCP && name == TCP_QUICKACK) ++acknowledged_at_once;
   return static_cast<int>(::syscall(SYS_setsockopt, descriptor, level, name, value, length));
+}
+
+extern "C" int epoll_wait(int descriptor, epoll_event* events, int most,
+                          int milliseconds) noexcept(noexcept(::epoll_wait(0, nullptr, 0, 0))) {
+  ++waits;
+  return static_cast<int>(
+      ::syscall(SYS_epoll_pwait, descriptor, events, most, milliseconds, nullptr, std::size_t{8}));
 }
 
 namespace {
@@ -226,6 +234,15 @@ void a_connection_that_ends_between_two_objects_is_replaced() {
   }
 }
 
+void a_connection_that_ends_while_it_is_idle_costs_nothing() {
+  Server server({{"/last", answer("200 OK", "X-Then-Gone: 1\r\n", "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  get(downloads, server.url() + "/last", true);
+  const int before = waits;
+  CHECK(downloads.wait(0.6).empty());
+  CHECK(waits - before < 10);
+}
+
 void an_answer_comes_in_pieces_of_any_size() {
   const std::string filler = "X-Filler: " + std::string(3000, 'x') + "\r\n";
   Server server({{"/bytes", answer("200 OK", "X-In-Pieces: 1\r\nETag: a\r\n", "object")},
@@ -347,6 +364,7 @@ int main() {
   many_at_once_come_once_each();
   no_server_waits_for_an_acknowledgement();
   a_connection_that_ends_between_two_objects_is_replaced();
+  a_connection_that_ends_while_it_is_idle_costs_nothing();
   an_answer_comes_in_pieces_of_any_size();
   chunked_answers_come_too();
   a_server_that_stalls_is_given_up();

@@ -30,6 +30,15 @@ def test_a_window_that_moves_seldom_costs_no_processor() -> None:
     assert after(until=1.0) == pytest.approx(0.02)
 
 
+def test_reads_that_the_window_does_not_hold_back_are_not_looked_for() -> None:
+    pauses = Pauses()
+    for at in (0.0, 0.001, 0.002):
+        pauses.looked(True, at, is_held_back=True)
+    assert pauses.seconds == pytest.approx(0.02)
+    pauses.looked(False, 0.0025)
+    assert pauses.seconds == pytest.approx(0.0005)
+
+
 def test_it_starts_with_little() -> None:
     """A first epoch goes on without it meanwhile."""
     program = "import sys, stoker.prefetch.process; print(*sys.modules)"

@@ -117,7 +117,8 @@ class Pauses:
     """How long to wait between two looks at what was served: less than workers take to serve more.
 
     Workers do not say so. Always short, pauses would take processor time from slow trainings;
-    always long, a fast training would wait for a window that could move.
+    always long, a fast training would wait for a window that could move. While it is not the window
+    that holds reads back they go on once something has come, which ends a pause.
     """
 
     def __init__(self) -> None:
@@ -126,12 +127,12 @@ class Pauses:
         self._moved = -math.inf
         self._interval = _IDLE * _LOOKS
 
-    def looked(self, has_moved: bool, now: float) -> None:
-        """Note whether the window could move on."""
+    def looked(self, has_moved: bool, now: float, is_held_back: bool = False) -> None:
+        """Note whether the window could move on, and whether something else held reads back."""
         if has_moved:
             self._interval, self._moved = now - self._moved, now
         waited = max(self._interval, now - self._moved)
-        self.seconds = min(_IDLE, max(_BUSY, waited / _LOOKS))
+        self.seconds = _IDLE if is_held_back else min(_IDLE, max(_BUSY, waited / _LOOKS))
 
 
 class Fleet:
@@ -186,7 +187,7 @@ def serve(job: Job, listener: socket.socket) -> None:
         except (StokerError, OSError) as error:
             log.info("the cache is not available: %s", error)
             has_moved = False
-        pauses.looked(has_moved, time.monotonic())
+        pauses.looked(has_moved, time.monotonic(), fetcher.is_held_back)
     fetcher.close()
     if job.pool is not None:
         job.pool.close()  # with what waits to be written
