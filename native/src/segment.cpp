@@ -74,30 +74,30 @@ int reserve_pages(int descriptor, off_t bytes, off_t from) {
 
 namespace {
 
-constexpr unsigned kPieceBits = 16;  // what Linux maps at once around a page that is there
+constexpr std::uintptr_t kPiece = 64 << 10;  // of memory that is mapped at once, at least
 
 }  // namespace
 
 Mapped::Mapped(const unsigned char* begin, std::uint64_t bytes)
     : begin_(reinterpret_cast<std::uintptr_t>(begin)),
-      marks_(std::make_unique<std::atomic<std::uint64_t>[]>((bytes >> kPieceBits) / 64 + 2)) {}
+      marks_(std::make_unique<std::atomic<std::uint64_t>[]>(bytes / kPiece / 64 + 2)) {}
 
 void Mapped::bring(std::span<const unsigned char> part, const unsigned char* end) {
   const auto from = reinterpret_cast<std::uintptr_t>(part.data());
-  const std::uintptr_t last = (from + part.size() - 1) >> kPieceBits;
-  for (std::uintptr_t piece = from >> kPieceBits; piece <= last; ++piece) {
-    if (!mark(piece)) continue;
-    const std::uintptr_t begin = std::max(piece << kPieceBits, begin_);
-    const std::uintptr_t stop =
-        std::min((piece + 1) << kPieceBits, reinterpret_cast<std::uintptr_t>(end));
-    // To read is enough to write, too, and cheaper.
-    madvise(reinterpret_cast<void*>(begin), stop - begin, MADV_POPULATE_READ);
+  const std::uintptr_t behind = (from + part.size() + kPiece - 1) / kPiece;
+  for (std::uintptr_t piece = from / kPiece; piece < behind; ++piece) {
+    const std::uintptr_t first = piece;
+    while (piece < behind && mark(piece)) ++piece;
+    if (piece == first) continue;
+    const std::uintptr_t begin = std::max(first * kPiece, begin_);
+    const std::uintptr_t stop = std::min(piece * kPiece, reinterpret_cast<std::uintptr_t>(end));
+    madvise(reinterpret_cast<void*>(begin), stop - begin, MADV_POPULATE_WRITE);
   }
 }
 
 // False if it was marked before.
 bool Mapped::mark(std::uintptr_t piece) {
-  const std::uintptr_t number = piece - (begin_ >> kPieceBits);
+  const std::uintptr_t number = piece - begin_ / kPiece;
   std::atomic<std::uint64_t>& word = marks_[number / 64];
   const std::uint64_t bit = std::uint64_t{1} << (number % 64);
   if ((word.load(std::memory_order_relaxed) & bit) != 0) return false;
