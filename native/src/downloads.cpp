@@ -208,11 +208,18 @@ struct Watched {
   std::uint32_t reported = 0;  // events
   std::uint32_t wanted = 0;
   bool is_connection = false;
+  bool is_partial = false;  // some of an answer has come
 };
+
+// Linux delays acknowledgements by up to 40 ms, and a server may wait for one to send the rest. To
+// be called each time, for it falls back to that by itself.
+void acknowledge(int descriptor) {
+  constexpr int kOn = 1;
+  ::setsockopt(descriptor, IPPROTO_TCP, TCP_QUICKACK, &kOn, sizeof kOn);
+}
 
 constexpr long kBufferBytes = 512 << 10;  // that libcurl reads at once: its most
 constexpr int kEvents = 64;
-constexpr int kOn = 1;
 
 }  // namespace
 
@@ -311,7 +318,7 @@ int Downloads::Impl::watch(void*, int descriptor, int what, void* self, void*) {
 
 int Downloads::Impl::connection(void* self, int, const Address* address) {
   const int made = ::socket(address->family, address->type | SOCK_CLOEXEC, address->protocol);
-  if (made >= 0) static_cast<Impl*>(self)->watched(made) = {0, 0, true};
+  if (made >= 0) static_cast<Impl*>(self)->watched(made) = {0, 0, true, false};
   return made;
 }
 
@@ -391,12 +398,13 @@ bool Downloads::Impl::advance(double seconds) {
     const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
                       ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
                       ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
+    const bool began = watched(event.data.fd).is_partial;
+    if (began) acknowledge(event.data.fd);
     const int before = running;
     curl.multi_socket_action(multi, event.data.fd, ready, &running);
-    if (running < before) continue;  // that was the rest
-    // Linux delays acknowledgements by up to 40 ms, and a server may wait for one to send the rest.
-    // Each time, for it falls back to that by itself.
-    ::setsockopt(event.data.fd, IPPROTO_TCP, TCP_QUICKACK, &kOn, sizeof kOn);
+    const bool is_partial = running >= before;
+    watched(event.data.fd).is_partial = is_partial;
+    if (is_partial && !began) acknowledge(event.data.fd);
   }
   if (now() >= due) {
     due = kNever;
