@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -113,12 +114,16 @@ def sample_seeds(seed: int, epoch: int, positions: NDArray[np.int64]) -> list[in
 
     SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) of a counter, keyed by seed and epoch.
     """
-    key = _mix(np.array([seed & _WORD, epoch & _WORD], np.uint64))
-    base = key[0] ^ _mix(key[1:])[0]
-    mixed: list[int] = _mix(
-        base + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    ).tolist()
+    steps = positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed: list[int] = _mix(_key(seed, epoch) + steps).tolist()
     return mixed
+
+
+@lru_cache(maxsize=8)
+def _key(seed: int, epoch: int) -> np.uint64:
+    mixed = _mix(np.array([seed & _WORD, epoch & _WORD], np.uint64))
+    key: np.uint64 = mixed[0] ^ _mix(mixed[1:])[0]
+    return key
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

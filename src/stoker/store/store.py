@@ -462,14 +462,14 @@ class Store:
         sign: int = 1,
     ) -> None:
         """Count accesses, or with ``sign`` -1 take them back."""
-        good = np.ones(len(outcomes), np.bool_)
-        good[list(errors)] = False
-        counts = np.bincount(outcomes[good], minlength=len(Outcome)).tolist()
+        failed = list(errors)
+        came = np.delete(outcomes, failed) if failed else outcomes
+        counts = np.bincount(came, minlength=len(Outcome)).tolist()
         fetched = np.flatnonzero(outcomes == Outcome.FETCHED)
         from_source = int(lengths[fetched].sum())
         from_cache = int(lengths.sum()) - from_source
         if self._originals is not None:
-            from_source = int(self._originals.sizes[ids[fetched[good[fetched]]]].sum())
+            from_source = int(self._originals.sizes[ids[np.setdiff1d(fetched, failed)]].sum())
         self.counters.add(
             accesses=sign * (len(outcomes) - len(errors)),
             hits=sign * int(counts[Outcome.HIT]),
