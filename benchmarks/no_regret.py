@@ -42,7 +42,7 @@ from feed_process import run_alone
 from feed_servers import Unavailable, slow_folder, slow_line, web_server
 from harness import parser, show
 from no_regret_loaders import Task, through_stoker, through_torch
-from no_regret_map import draw, table
+from no_regret_map import ALONE, COMPUTE, draw, table
 from PIL import Image
 
 STORAGES = {  # seconds of a read, bytes a second
@@ -57,7 +57,6 @@ STORAGES = {  # seconds of a read, bytes a second
 }
 SIZES = {"2KB": (2_000, 64), "110KB": (110_000, 16), "1MB": (1_000_000, 8)}  # and of a batch
 WORKERS = (0, 2, 4)
-COMPUTE = {"none": 0.0, "balanced": 1.0, "bound": 2.0}
 CONTESTANTS: dict[str, Callable[[Task], dict[str, Any]]] = {
     "torch": through_torch,
     "stoker": through_stoker,
@@ -237,7 +236,7 @@ def _rate(cell: Cell, task: Task, book: Book) -> float:
     """Return the samples a second of the accelerator, from what torch does without one."""
     if not COMPUTE[cell.compute]:
         return 0.0
-    key = {"cell": str(cell), "samples": cell.samples, "who": "torch without compute"}
+    key = {"cell": str(cell), "samples": cell.samples, "who": ALONE}
     if not book.has(**key):
         book.add(**key, **run_alone(through_torch, task))
     seconds = float(np.median(book.find(**key)["epoch_s"][1:])) * COMPUTE[cell.compute]
@@ -266,16 +265,15 @@ def main() -> None:
 
 
 def _show(cells: list[Cell], book: Book, remarks: list[str], args: argparse.Namespace) -> None:
-    lines = [line for line in book.lines if line["who"] in CONTESTANTS]
     names = {str(cell): cell.samples for cell in cells}
-    lines = [line for line in lines if names.get(line["cell"]) == line["samples"]]
+    lines = [line for line in book.lines if names.get(line["cell"]) == line["samples"]]
     report = table(lines, args.smoke)
     report.remarks += remarks
     try:
         draw(lines, args.output / "no_regret.svg", list(STORAGES), list(SIZES), list(WORKERS))
     except ImportError:
         report.remarks.append("no map: pip install matplotlib")
-    show(args, report)
+    show(args, report, runs=lines)
 
 
 if __name__ == "__main__":

@@ -65,3 +65,38 @@ def test_a_part_of_the_cells_is_drawn(tmp_path: Path, monkeypatch: pytest.Monkey
     drawn = tmp_path / "no_regret.svg"
     draw(lines, drawn, list(STORAGES), list(SIZES), list(WORKERS))
     assert drawn.stat().st_size > 10_000
+
+
+def test_a_cell_is_bound_by_storage_where_training_waits_for_half_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from no_regret_map import ALONE, table, waiting
+
+    cells = {"http-60/2KB/0/balanced": 2.0, "http-60/2KB/4/balanced": 1.1, "disk/2KB/0/none": 1.0}
+    lines = [
+        {
+            "cell": cell,
+            "round": 0,
+            "who": who,
+            "epoch_s": [5.0, taken * factor, taken * factor],
+            "epoch_cpu_s": [1.0, 1.0, 1.0],
+            "cpu_s": 3.0,
+        }
+        for cell, taken in cells.items()
+        for who, factor in (("torch", 1.0), ("stoker", 0.4))
+    ]
+    lines += [
+        {"cell": cell, "who": ALONE, "epoch_s": [9.0, 1.0, 1.0]}
+        for cell in cells
+        if not cell.endswith("none")
+    ]
+    shares = waiting(lines)
+    assert [shares[cell] for cell in cells] == pytest.approx([0.5, 1 - 1 / 1.1, 1.0])
+    later = [
+        target for target in table(lines, smoke=False).targets if "storage-bound" in target.name
+    ]
+    assert [(target.name.split(",")[0], target.measured) for target in later] == [
+        ("median of the 1 storage-bound cells", pytest.approx(1.0)),
+        ("median of the 1 storage-bound cells", pytest.approx(0.4)),
+    ]
