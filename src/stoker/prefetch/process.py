@@ -117,8 +117,8 @@ class Pauses:
     """How long to wait between two looks at what was served: less than workers take to serve more.
 
     Workers do not say so. Always short, pauses would take processor time from slow trainings;
-    always long, a fast training would wait for a window that could move. While it is not the window
-    that holds reads back they go on once something has come, which ends a pause.
+    always long, a fast training would wait for a window that could move. Where something else holds
+    reads back, what arrives ends the pause.
     """
 
     def __init__(self) -> None:
