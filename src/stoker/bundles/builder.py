@@ -24,6 +24,7 @@ from stoker.store.tier import Ids, Mask
 
 _MIXED_BYTES = 32 << 20
 _MOST_MIXED = 16
+_FEW = 64
 log = logging.getLogger("stoker.bundles")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -92,8 +93,13 @@ class Catalogue:
             found = []
             for number in numbers:
                 if number in self._packages:
-                    ids = self._packages[number][1]
-                    if not (low[ids] & (self._home[ids] == number + 1)).any():
+                    ids, own = self._packages[number][1], number + 1
+                    # Most have some among the first few.
+                    is_useful = any(
+                        (low[part] & (self._home[part] == own)).any()
+                        for part in (ids[:_FEW], ids[_FEW:])
+                    )
+                    if not is_useful:
                         found.append(number)
             return found
 
@@ -204,14 +210,27 @@ class Builder:
         source raises; then nothing has changed.
         """
         home = self._catalogue.home(ids)
-        before = distinct(home[home >= 0])
-        package = self._gather(ids)
+        package = self._gather(ids, home)
         if not package.ids.size:
             return None
         name = new_name(self._group)
         self._publish(name, package)
         self._totals.add(packages_built=1)
-        return self._catalogue.add(name, package.ids), before
+        return self._catalogue.add(name, package.ids), distinct(home[home >= 0])
+
+    def read(self, number: int) -> Package | None:
+        """Return a package of the catalogue in one read of the depot; safe in any thread.
+
+        None if it is lost, and from then on forgotten. Raises OSError when the depot fails.
+        """
+        name, package = self._catalogue.name(number), None
+        if name is not None:
+            ids = self._catalogue.ids(number)
+            package = read_package(self._depot, name, ids, self._stamp, len(self._source))
+        if package is None:
+            self._depot.remove(self._catalogue.remove([number]))
+            self._totals.add(packages_lost=1)
+        return package
 
     def _publish(self, name: str, package: Package) -> None:
         pieces = encode(package, self._stamp)
@@ -234,13 +253,16 @@ class Builder:
         self._depot.remove(self._catalogue.remove(victims))
         return bool(victims)
 
-    def _gather(self, ids: Ids) -> Package:
-        """Return the samples; those that the source does not give are left out."""
+    def _gather(self, ids: Ids, home: NDArray[np.int64]) -> Package:
+        """Return the samples, which are in packages ``home`` (``i64[n]``, -1 for none).
+
+        Those that the source does not give are left out.
+        """
         data, offsets, found = self._arena.get_many(ids)
         parts = [Packed(data, offsets)]
         part = np.where(found, 0, -1)
         index = np.arange(len(ids))
-        self._from_packages(ids, parts, part, index)
+        self._from_packages(ids, home, parts, part, index)
         self._from_source(ids, parts, part, index)
         had = part >= 0
         return Package(ids[had], gather(parts, part[had], index[had]))
@@ -248,13 +270,13 @@ class Builder:
     def _from_packages(
         self,
         ids: Ids,
+        home: NDArray[np.int64],
         parts: list[Packed],
         part: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
-        home = self._catalogue.home(ids)
         for number in distinct(home[(part < 0) & (home >= 0)]).tolist():
-            package = self._package(number)
+            package = self._opened(number)
             if package is None:
                 continue
             mine = np.flatnonzero((part < 0) & (home == number))
@@ -264,20 +286,12 @@ class Builder:
             index[mine] = order[found]
             parts.append(package.samples)
 
-    def _package(self, number: int) -> Package | None:
-        """Return an existing package, None if it is lost; it is then forgotten."""
+    def _opened(self, number: int) -> Package | None:
+        """Return an existing package, which is kept for a while; None if it is lost."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        name = self._catalogue.name(number)
-        if name is None:
-            return None
-        package = read_package(
-            self._depot, name, self._catalogue.ids(number), self._stamp, len(self._source)
-        )
-        if package is None:
-            self._depot.remove(self._catalogue.remove([number]))
-            self._totals.add(packages_lost=1)
+        if self._catalogue.name(number) is None or (package := self.read(number)) is None:
             return None
         self._totals.add(repack_reads=1)
         self._open[number] = package

@@ -210,10 +210,13 @@ class Packager:
 
 
 class Flags:
-    """``u8[N]`` in the memory of every rank: 1 at what a package brought. Safe in any thread."""
+    """``u8[N]`` in the memory of every rank: 1 at what a package brought. Safe in any thread.
 
-    def __init__(self, num_samples: int) -> None:
-        self._own: NDArray[np.uint8] = scratch(num_samples, np.uint8)
+    ``own`` is zeroed memory for them, of the only rank.
+    """
+
+    def __init__(self, num_samples: int, own: NDArray[np.uint8] | None = None) -> None:
+        self._own: NDArray[np.uint8] = scratch(num_samples, np.uint8) if own is None else own
         self._outlets: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stoker._core as core
-from stoker.bundles.builder import Builder, Catalogue, pack, read_package
+from stoker.bundles.builder import Builder, Catalogue, pack
 from stoker.bundles.depot import Depot
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
 from stoker.bundles.packager import Flags, Job, Totals
@@ -62,18 +62,18 @@ class PackageLoader:
         arena: Arena,
         region: str,
         served: SharedArray,
-        depot: Depot,
+        builder: Builder,
         catalogue: Catalogue,
         flags: Flags,
         totals: Totals,
         *,
         is_told: bool = False,
     ) -> None:
-        self._sizes, self._num_samples = source.sizes, len(source)
-        self._stamp = stamp_of_files(source)
+        self._sizes = source.sizes
         self._arena, self._region = arena, region
         self._served = served.array
-        self._depot, self._catalogue, self._flags, self._totals = depot, catalogue, flags, totals
+        self._builder, self._catalogue, self._flags = builder, catalogue, flags
+        self._totals = totals
         self._is_told = is_told
         self._epoch_stamp = 0
         self._over: Ids | None = None  # those of the region that may leave, once it was looked for
@@ -108,9 +108,10 @@ class PackageLoader:
             is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
             fits = is_lent or needed <= region["budget"]
             return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
-        package = self._read(number, ids)
+        package = self._builder.read(number)
         if package is None:
             return Loaded.LOST
+        self._totals.add(package_reads=1, package_bytes=len(package.samples.data))
         leaving = int(np.searchsorted(room, needed))
         self._let_go(over[:leaving])
         self._over, self._list_until = over[leaving:], 0.0
@@ -148,18 +149,6 @@ class PackageLoader:
         self._arena.discard_from(self._region, ids)
         self._flags.clear(ids[~self._arena.contains(ids)])
 
-    def _read(self, number: int, ids: Ids) -> Package | None:
-        name = self._catalogue.name(number)
-        package = None
-        if name is not None:
-            package = read_package(self._depot, name, ids, self._stamp, self._num_samples)
-        if package is None:
-            self._depot.remove(self._catalogue.remove([number]))
-            self._totals.add(packages_lost=1)
-            return None
-        self._totals.add(package_reads=1, package_bytes=len(package.samples.data))
-        return package
-
     def _put(self, package: Package, wanted: Mask) -> None:
         index = np.flatnonzero(wanted)
         index = index[self._arena.claim(package.ids[index])]
@@ -196,7 +185,7 @@ class Workshop:
 
     :meth:`build` belongs to one of them and :meth:`load` to the other; both do one step and
     return whether there was anything to do. :meth:`begin` may be called at any time.
-    ``is_told``: as for :class:`PackageLoader`.
+    ``is_told``: as for :class:`PackageLoader`. ``builder`` is the kind of builder.
     """
 
     def __init__(
@@ -208,15 +197,16 @@ class Workshop:
         totals: Totals,
         *,
         is_told: bool = False,
+        builder: type[Builder] = Builder,
     ) -> None:
         self._job, self._depot, self._flags = job, depot, flags
         self._num_samples = len(job.source)
         self._catalogue = catalogue = Catalogue(self._num_samples)
-        self._builder = Builder(
+        self._builder = builder(
             job.source, arena, depot, catalogue, totals, job.group, job.min_bytes
         )
         self._loader = PackageLoader(
-            *(job.source, arena, job.region, job.served, depot, catalogue, flags, totals),
+            *(job.source, arena, job.region, job.served, self._builder, catalogue, flags, totals),
             is_told=is_told,
         )
         self._lock = threading.Lock()

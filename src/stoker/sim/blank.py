@@ -15,12 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from stoker._core import Arena as Core
 from stoker._core import segment_bytes
 from stoker.bundles import Packaging
+from stoker.bundles.builder import Builder
 from stoker.bundles.depot import Pieces
+from stoker.bundles.package import Package
 from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
-from stoker.scores import Scores
+from stoker.scores import Scores, distinct
 from stoker.shared import SharedArray, scratch
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
@@ -29,6 +31,8 @@ from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import format_bytes
 
 _AT_ONCE = 1 << 14
+_STUCK = (Loaded.NO_ROOM, Loaded.TOO_LARGE)
+_GOES_ON = (Loaded.DONE, Loaded.NOT_NEEDED, Loaded.LOST)
 
 
 class AccountingArena(Arena):
@@ -246,35 +250,45 @@ def no_bytes(count: int) -> Packed:
     return Packed(np.empty(0, np.uint8), np.zeros(count + 1, np.int64))
 
 
-class MemoryDepot:
-    """Packages in memory; see :class:`~stoker.bundles.depot.Depot`. For one thread."""
-
-    def __init__(self) -> None:
-        self._packages: dict[str, bytes] = {}
+class BlankDepot:
+    """Packages without bytes; see :class:`~stoker.bundles.depot.Depot`."""
 
     def names(self) -> list[str]:
-        """Return the packages."""
-        return list(self._packages)
+        """Return no packages: none is of an earlier run."""
+        return []
 
     def publish(self, name: str, pieces: Pieces) -> None:
-        """Put a package there."""
-        self._packages[name] = b"".join(pieces)
+        """Keep nothing."""
 
     def read(self, name: str, num_bytes: int = -1) -> memoryview:
-        """Return a package, or its first bytes; FileNotFoundError if it is not there."""
-        if name not in self._packages:
-            raise FileNotFoundError(name)
-        view = memoryview(self._packages[name])
-        return view if num_bytes < 0 else view[:num_bytes]
+        """Raise FileNotFoundError: :class:`BlankBuilder` knows what is in a package."""
+        raise FileNotFoundError(name)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove packages; those that are not there are passed over."""
-        for name in names:
-            self._packages.pop(name, None)
+        """Do nothing."""
 
     def close(self) -> None:
-        """Forget all packages."""
-        self._packages.clear()
+        """Do nothing."""
+
+
+class BlankBuilder(Builder):
+    """Builds packages of samples that have no bytes: all that it does to get them is counted."""
+
+    def read(self, number: int) -> Package:
+        """Return a package of the catalogue."""
+        ids = self._catalogue.ids(number)
+        return Package(ids, no_bytes(len(ids)))
+
+    def _gather(self, ids: Ids, home: NDArray[np.int64]) -> Package:
+        _, _, found = self._arena.get_many(ids)
+        lacking = home[~found]
+        for number in distinct(lacking[lacking >= 0]).tolist():
+            self._opened(number)
+        self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
+        return Package(ids, no_bytes(len(ids)))
+
+    def _publish(self, name: str, package: Package) -> None:
+        pass
 
 
 class Packages:
@@ -297,8 +311,7 @@ class Packages:
     ) -> None:
         self._low = low
         self._totals = np.zeros(len(FIELDS))
-        flags, totals = Flags(len(source)), Totals()
-        flags.join(packaged.array)
+        flags, totals = Flags(len(source), packaged.array), Totals()
         totals.join(self._totals)
         job = Job(
             source,
@@ -313,8 +326,9 @@ class Packages:
             seed,
             "0",
         )
-        depot = MemoryDepot()
-        self._workshop = Workshop(job, arena, depot, flags, totals, is_told=True)
+        self._workshop = Workshop(
+            job, arena, BlankDepot(), flags, totals, is_told=True, builder=BlankBuilder
+        )
         self._sizes = source.sizes
         self._low_ones = np.zeros(0, np.bool_)  # of the epoch, once it has begun
         self._missed: Mask = scratch(len(source), np.bool_)
@@ -348,11 +362,11 @@ class Packages:
 
     def work(self) -> None:
         """Build and load as long as there is room for a package."""
-        while True:
+        built, loaded = True, None
+        while built or loaded in _GOES_ON:
             built = self._workshop.build()
-            loaded = self._workshop.load()
-            if not built and loaded in (None, Loaded.NO_ROOM, Loaded.TOO_LARGE):
-                break
+            if loaded not in _STUCK:  # more packages make no room
+                loaded = self._workshop.load()
         self._lacking = self._workshop.lacking if loaded is Loaded.NO_ROOM else 0
 
     def stats(self) -> dict[str, int]:
