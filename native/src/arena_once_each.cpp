@@ -20,32 +20,39 @@ constexpr std::size_t kAhead = 16;             // marks looked up before they ar
 class Arena::Chooser {
  public:
   Chooser(Arena& arena, OnceEach& once, std::size_t most)
-      : arena_(arena), once_(once), flags_(new bool[most]), missing_(new bool[most]) {}
+      : arena_(arena),
+        once_(once),
+        flags_(new bool[most]),
+        missing_(new bool[most]),
+        was_served_(new bool[most]) {}
 
   Ids batch;                            // what is asked for
   std::uint32_t* served;                // what is served
-  std::vector<double> keys;             // of what is asked for, as the batch begins
   std::vector<std::uint32_t> to_fetch;  // rows whose samples are not at hand
 
   void begin(Ids asked, std::uint32_t* chosen) {
     batch = asked;
     served = chosen;
     std::copy(batch.begin(), batch.end(), served);
-    if (once_.scores == nullptr) return;
-    keys.resize(batch.size());
     for (std::size_t i = 0; i < batch.size(); ++i) {
       if (i + kAhead < batch.size()) {
-        const std::uint32_t coming = batch[i + kAhead];
-        __builtin_prefetch(&once_.served[coming]);
-        __builtin_prefetch(&once_.seen[coming]);
-        __builtin_prefetch(&once_.scores[coming]);
+        __builtin_prefetch(&once_.served[batch[i + kAhead]], 1);
+        if (once_.places != nullptr) __builtin_prefetch(&once_.places[batch[i + kAhead]]);
       }
-      const std::uint32_t id = batch[i];
-      const bool is_served = once_.served[id] >= once_.stamp;
-      const double before =
-          once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
-      keys[i] = is_served ? once_.after[id] : before;
+      was_served_[i] = once_.served[batch[i]] >= once_.stamp;
     }
+  }
+
+  // The key of what a row asks for, as the batch begins.
+  double key(std::uint32_t row) const {
+    const std::uint32_t id = batch[row];
+    if (was_served_[row]) return once_.after[id];
+    return once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
+  }
+
+  void expect_key(std::uint32_t row) const {
+    __builtin_prefetch(&once_.seen[batch[row]]);
+    __builtin_prefetch(&once_.scores[batch[row]]);
   }
 
   // `begun`: accesses of the run up to the end of this batch.
@@ -71,15 +78,22 @@ class Arena::Chooser {
     once_.displaced[id] = std::uint64_t{once_.stamp} << 32 | turn;
   }
 
+  // What mark_once() does, without a locked instruction: a blank arena is one thread's.
+  bool mark(std::uint32_t id) {
+    if (once_.served[id] >= once_.stamp) return false;
+    once_.served[id] = once_.stamp;
+    return true;
+  }
+
   // Marks `rows` as served on their own turns; those that were served before are added to `late`.
   void mark(const std::vector<std::uint32_t>& rows, std::vector<std::uint32_t>& late) {
-    ids_.clear();
-    for (const std::uint32_t row : rows) ids_.push_back(batch[row]);
-    mark_once(once_.served, ids_, once_.stamp, flags_.get());
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i + kAhead < rows.size()) __builtin_prefetch(&once_.displaced[ids_[i + kAhead]], 1);
-      if (flags_[i]) {
-        note_turn(ids_[i], ids_[i]);
+      if (i + kAhead < rows.size()) {
+        __builtin_prefetch(&once_.displaced[batch[rows[i + kAhead]]], 1);
+      }
+      const std::uint32_t id = batch[rows[i]];
+      if (mark(id)) {
+        note_turn(id, id);
       } else {
         late.push_back(rows[i]);
       }
@@ -136,9 +150,7 @@ class Arena::Chooser {
       return once_.served[ids_[i]] < once_.stamp && takes_part(ids_[i]);
     });
     arena_.look(ids_, flags_.get());
-    keep([&](std::size_t i) { return flags_[i]; });
-    mark_once(once_.served, ids_, once_.stamp, flags_.get());
-    keep([&](std::size_t i) { return flags_[i]; });
+    keep([&](std::size_t i) { return flags_[i] && mark(ids_[i]); });
   }
 
   // Serves the rows themselves, or whom they displaced where they were served already.
@@ -159,7 +171,7 @@ class Arena::Chooser {
 
   Arena& arena_;
   OnceEach& once_;
-  std::unique_ptr<bool[]> flags_, missing_;
+  std::unique_ptr<bool[]> flags_, missing_, was_served_;
   std::vector<std::uint32_t> wanted_, rows_, ids_, turns_;
 };
 
@@ -177,24 +189,31 @@ void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, H
   }
   std::vector<Sample> samples;
   std::vector<double> keys;
+  const auto is_keyed = [this](std::uint32_t region) {
+    return region != kNone && header_->regions[region].order == Order::kKey;
+  };
   const std::uint32_t targets = once.places == nullptr ? 1 : header_->num_regions;
   for (std::uint32_t target = 0; target < targets; ++target) {
     ids.clear();
     samples.clear();
     keys.clear();
-    for (const std::uint32_t row : rows) {
+    Placing placing{once.places == nullptr ? run.entrance : target, run.overflow};
+    const bool needs_keys =
+        once.scores != nullptr && (is_keyed(placing.region) || is_keyed(placing.overflow));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (needs_keys && i + kAhead < rows.size()) chosen.expect_key(rows[i + kAhead]);
+      const std::uint32_t row = rows[i];
       const std::uint32_t id = chosen.served[row];
       const bool is_here = once.places == nullptr || once.places[id] == target;
       if (how[row] != How::kFetched || !is_here) continue;
       ids.push_back(id);
       samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
-      if (once.scores == nullptr) continue;
+      if (!needs_keys) continue;
       const bool is_asked = id == chosen.batch[row];  // of others no key is known
-      keys.push_back(is_asked ? chosen.keys[row] : -std::numeric_limits<double>::infinity());
+      keys.push_back(is_asked ? chosen.key(row) : -std::numeric_limits<double>::infinity());
     }
     if (ids.empty()) continue;
-    Placing placing{once.places == nullptr ? run.entrance : target, run.overflow};
-    if (once.scores != nullptr) placing.keys = keys.data();
+    if (needs_keys) placing.keys = keys.data();
     put(ids, samples.data(), placing, flags.get());
   }
   look(others, flags.get());
@@ -203,7 +222,8 @@ void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, H
 // What was fetched has a copy of its own from now on; what was served makes room for packages.
 void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) {
   for (std::size_t i = 0; i < served.size(); ++i) {
-    if (how[i] == How::kFetched) once.packaged[served[i]] = 0;
+    if (how[i] != How::kFetched) continue;
+    if (once.packaged[served[i]] != 0) once.packaged[served[i]] = 0;  // few are: most stay clean
   }
   for (std::size_t i = 0; i < served.size(); ++i) {
     const std::uint32_t id = served[i];
@@ -215,12 +235,27 @@ void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) 
   }
 }
 
+// Gives what was served the keys that it has from now on, as far as it is where these count.
+void Arena::give_keys(const OnceEach& once, Ids served) {
+  std::vector<std::uint32_t> ids;
+  for (const std::uint32_t id : served) {
+    const std::uint32_t tag = ranks_[id].region.load(std::memory_order_relaxed);
+    if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
+    __builtin_prefetch(&once.after[id]);
+    ids.push_back(id);
+  }
+  std::vector<double> keys;
+  keys.reserve(ids.size());
+  for (const std::uint32_t id : ids) keys.push_back(once.after[id]);
+  rekey(ids, keys.data(), nullptr);
+}
+
 void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served,
                              How* how) {
   check_replay(ids);
   if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
+  if (once.stamp == 0) throw ConfigError("stamp=0 is invalid, it means no mark: count from 1");
   Chooser chosen(*this, once, run.at_once);
-  std::vector<double> after;
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
     const std::size_t count = std::min(run.at_once, ids.size() - begin);
     const Ids batch = ids.subspan(begin, count);
@@ -236,13 +271,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
       once.room = once.make_room(once.gone);
       once.gone.clear();
     }
-    if (once.after == nullptr) continue;
-    after.resize(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) __builtin_prefetch(&once.after[served[begin + i + kAhead]]);
-      after[i] = once.after[served[begin + i]];
-    }
-    set_keys({served + begin, count}, after.data());
+    if (once.after != nullptr) give_keys(once, {served + begin, count});
   }
 }
 

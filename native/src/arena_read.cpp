@@ -181,6 +181,7 @@ void Arena::touch(std::uint32_t id, std::uint64_t now) {
 void Arena::contains(Ids ids, bool* found) const {
   check(ids);
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&entries_[ids[i + kAhead]]);
     found[i] = state_of(entries_[ids[i]].word.load(std::memory_order_acquire)) == State::kReady;
   }
 }

@@ -360,9 +360,18 @@ void Arena::discard_from(std::uint32_t region, Ids ids) {
   for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
     const Guard guard(*this);
     if (!guard) return;
-    for (const std::uint32_t id : ids.subspan(done, std::min(kAtOnce, ids.size() - done))) {
-      const bool there = ranks_[id].region.load(std::memory_order_relaxed) == region + 1;
-      if (there && evictable(id)) drop(id);
+    const auto is_there = [&](std::size_t at) {
+      return at < ids.size() &&
+             ranks_[ids[at]].region.load(std::memory_order_relaxed) == region + 1;
+    };
+    for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
+      if (i + 4 * kAhead < ids.size()) {
+        __builtin_prefetch(&ranks_[ids[i + 4 * kAhead]], 1);
+        __builtin_prefetch(&entries_[ids[i + 4 * kAhead]], 1);
+      }
+      if (is_there(i + 2 * kAhead)) heap(region).expect_position(ids[i + 2 * kAhead]);
+      if (is_there(i + kAhead)) heap(region).expect_node(ids[i + kAhead]);
+      if (is_there(i) && evictable(ids[i])) drop(ids[i]);
     }
   }
 }

@@ -290,6 +290,7 @@ class Arena {
   class Chooser;
   void fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how);
   void note_packaged(const Run& run, OnceEach& once, Ids served, How* how);
+  void give_keys(const OnceEach& once, Ids served);
   std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
   std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
                                       bool* found);
