@@ -91,7 +91,7 @@ bool Heap::insert(std::uint32_t id, double key) {
   if (is_line()) {
     const bool is_last =
         line_->length == 0 || key > nodes_[line_index(place_of(line_->length - 1))].key;
-    if (is_last && append(id, key)) {
+    if ((is_last && append(id, key)) || (!is_last && put_back(id, key))) {
       ++region_->size;
       ranks_[id].region.store(tag_, std::memory_order_relaxed);
       return true;
@@ -175,6 +175,22 @@ bool Heap::stands(std::uint32_t place) const {
   const Rank& rank = ranks_[nodes_[line_index(place)].id()];
   return rank.seat.load(std::memory_order_relaxed) == place &&
          rank.region.load(std::memory_order_relaxed) == tag_;
+}
+
+// What was removed last, or not long ago, has its place still; at the front, which has moved on, as
+// long as its chunk is there. False where it has none.
+bool Heap::put_back(std::uint32_t id, double key) {
+  const std::uint32_t seat = ranks_[id].seat.load(std::memory_order_relaxed);
+  if (seat >= ring()) return false;
+  const bool was_first = seat < line_->front && seat / kChunkNodes == line_->front / kChunkNodes;
+  if (!was_first && find(id) >= line_->length) return false;
+  const Node& node = nodes_[line_index(seat)];
+  if (node.id() != id || node.key != key) return false;
+  if (was_first) {
+    line_->length += line_->front - seat;
+    line_->front = seat;
+  }
+  return true;
 }
 
 // False when no node is left for it.

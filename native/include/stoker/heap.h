@@ -7,8 +7,8 @@
 // the ranks of all ids. Nodes without an id have the free seats.
 //
 // In a blank arena, members that leave in the order in which they came stand in a line instead:
-// what comes is appended, what leaves is not there any more when the front reaches it. A line
-// becomes a heap where that order no longer holds.
+// what comes is appended, what leaves is not there any more when the front reaches it, and may
+// come back to its place until then. A line becomes a heap where that order no longer holds.
 #pragma once
 
 #include <cstdint>
@@ -88,6 +88,7 @@ class Heap {
            place % kChunkNodes;
   }
   bool stands(std::uint32_t place) const;
+  bool put_back(std::uint32_t id, double key);
   bool append(std::uint32_t id, double key);
   void advance();
   void shorten(std::uint32_t length);

@@ -39,6 +39,7 @@ class Catalogue:
         # One more than the number of the package, 0: in none. Without packages it takes no memory.
         self._home: NDArray[np.uint32] = scratch(num_samples, np.uint32)
         self._packages: dict[int, tuple[str, Ids]] = {}
+        self._examples: dict[int, int] = {}  # of each package one for which it was useful last
         self._next = 0
         self._lock = threading.Lock()
 
@@ -57,6 +58,7 @@ class Catalogue:
             for number in numbers:
                 if number in self._packages:
                     name, ids = self._packages.pop(number)
+                    self._examples.pop(number, None)
                     self._home[ids[self._home[ids] == number + 1]] = 0
                     names.append(name)
         return names
@@ -74,7 +76,7 @@ class Catalogue:
 
     def home(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each sample's package, -1 where it is in none."""
-        return self._home[ids].astype(np.int64) - 1
+        return self._home.take(ids).astype(np.int64) - 1
 
     def numbers(self) -> list[int]:
         """Return the numbers of all packages, the oldest first."""
@@ -92,16 +94,21 @@ class Catalogue:
         with self._lock:
             found = []
             for number in numbers:
-                if number in self._packages:
-                    ids, own = self._packages[number][1], number + 1
-                    # Most have some among the first few.
-                    is_useful = any(
-                        (low[part] & (self._home[part] == own)).any()
-                        for part in (ids[:_FEW], ids[_FEW:])
-                    )
-                    if not is_useful:
-                        found.append(number)
+                if number in self._packages and not self._is_useful(low, number):
+                    found.append(number)
             return found
+
+    def _is_useful(self, low: Mask, number: int) -> bool:
+        known = self._examples.get(number)
+        if known is not None and low[known] and self._home[known] == number + 1:
+            return True
+        ids = self._packages[number][1]
+        for part in ids[:_FEW], ids[_FEW:]:  # most have one among the first few
+            at_home = part[low[part] & (self._home[part] == number + 1)]
+            if at_home.size:
+                self._examples[number] = int(at_home[0])
+                return True
+        return False
 
 
 def mixed_packages(min_bytes: int) -> int:

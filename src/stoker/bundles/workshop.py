@@ -91,7 +91,8 @@ class PackageLoader:
             self._forget_gone()
             self._epoch_stamp, self._over, self._list_until = epoch_stamp, None, 0.0
         ids = self._catalogue.ids(number)
-        wanted = low[ids] & ~self._is_served(ids, epoch_stamp) & ~self._arena.contains(ids)
+        wanted = ~self._arena.contains(ids)
+        wanted[core.find_marked(self._served, low, ids, epoch_stamp)] = False
         if not wanted.any():
             return Loaded.NOT_NEEDED
         needed = int(self._sizes[ids[wanted]].sum())
@@ -123,10 +124,6 @@ class PackageLoader:
         if self._over is not None:
             there = self._arena.copies(ids, self._region) > 0
             self._over = np.append(self._over, ids[there])
-
-    def _is_served(self, ids: Ids, epoch_stamp: int) -> Mask:
-        served: Mask = self._served[ids] >= epoch_stamp
-        return served
 
     def _may_leave(self, entries: int, low: Mask, epoch_stamp: int) -> Ids:
         """Return those of the region, which has so many ``entries``, that may leave."""

@@ -349,6 +349,7 @@ class Job:
                 if start < len(plan):
                     run = plan.ids[start : start + span]
                     coming = thread.submit(cache.serve_swaps, run, batch)
+                cache.note_swaps(plan.ids[start - span : start], ids, outcomes)
                 tally.add(ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)

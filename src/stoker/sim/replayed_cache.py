@@ -254,13 +254,18 @@ class ReplayedCache(PolicyCache):
             at_once=batch,
         )
         self._num_served = before + len(ids)
+        return served, outcomes
+
+    def note_swaps(
+        self, ids: NDArray[np.uint32], served: NDArray[np.uint32], outcomes: Outcomes
+    ) -> None:
+        """Note what a run of :meth:`serve_swaps` missed, before the next epoch; in any thread."""
         if self._packages is not None:
             self._packages.note_missed(ids[(served != ids) | (outcomes == _FETCHED)])
-        return served, outcomes
 
     def _bring_packages(self, served: NDArray[np.uint32]) -> int:
         assert self._packages is not None
-        self._packages.note_served(served)
+        self._packages.fill(served)
         return self._packages.lacking
 
     def serve_batch(
