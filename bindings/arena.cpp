@@ -500,7 +500,7 @@ void bind_arena(nb::module_& m) {
              const ById<std::uint32_t>& served, const ById<std::uint64_t>& displaced,
              std::uint32_t stamp, const OnceEachArguments::Places& places, std::uint8_t place,
              const OnceEachArguments::Scores& scores, const OnceEachArguments::Seen& seen,
-             const OnceEachArguments::Scores& after, const IdArray& candidates,
+             const OnceEachArguments::After& after, const IdArray& candidates,
              const nb::callable& search, const OnceEachArguments::Packaged& packaged,
              std::int64_t room, const IdArray& gone, const nb::object& make_room) {
             OnceEachArguments once(served, displaced, stamp, places, place, scores, seen, after);

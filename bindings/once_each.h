@@ -4,10 +4,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/variant.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "stoker/arena.h"
@@ -23,11 +25,12 @@ class OnceEachArguments {
   using Places = std::optional<ById<const std::uint8_t>>;
   using Scores = std::optional<ById<const double>>;
   using Seen = std::optional<ById<const std::int32_t>>;
+  using After = std::variant<std::monostate, ById<const double>, ById<const float>>;
   using Packaged = std::optional<ById<std::uint8_t>>;
 
   OnceEachArguments(const ById<std::uint32_t>& served, const ById<std::uint64_t>& displaced,
                     std::uint32_t stamp, const Places& places, std::uint8_t place,
-                    const Scores& scores, const Seen& seen, const Scores& after)
+                    const Scores& scores, const Seen& seen, const After& after)
       : count_(served.size()) {
     check(displaced, "displaced");
     once_.served = {served.data(), served.size()};
@@ -37,8 +40,15 @@ class OnceEachArguments {
     once_.place = place;
     once_.scores = data(scores, "scores");
     once_.seen = data(seen, "seen");
-    once_.after = data(after, "after");
-    if (scores.has_value() != seen.has_value() || scores.has_value() != after.has_value()) {
+    if (const auto* long_ones = std::get_if<ById<const double>>(&after)) {
+      check(*long_ones, "after");
+      once_.after = long_ones->data();
+    } else if (const auto* short_ones = std::get_if<ById<const float>>(&after)) {
+      check(*short_ones, "after");
+      once_.short_after = short_ones->data();
+    }
+    const bool has_after = once_.after != nullptr || once_.short_after != nullptr;
+    if (scores.has_value() != seen.has_value() || scores.has_value() != has_after) {
       throw stoker::ConfigError("give scores, seen and after, or none of them");
     }
   }

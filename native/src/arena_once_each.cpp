@@ -14,6 +14,10 @@ namespace {
 constexpr std::uint32_t kLongestChain = 1000;  // of samples that displaced one another
 constexpr std::size_t kAhead = 16;             // marks looked up before they are needed
 
+double key_after(const Arena::OnceEach& once, std::uint32_t id) {
+  return once.after != nullptr ? once.after[id] : once.short_after[id];
+}
+
 }  // namespace
 
 // What is served for one batch after the other, and how: decided by marks, looked up by `look`.
@@ -46,7 +50,7 @@ class Arena::Chooser {
   // The key of what a row asks for, as the batch begins.
   double key(std::uint32_t row) const {
     const std::uint32_t id = batch[row];
-    if (was_served_[row]) return once_.after[id];
+    if (was_served_[row]) return key_after(once_, id);
     return once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
   }
 
@@ -241,12 +245,16 @@ void Arena::give_keys(const OnceEach& once, Ids served) {
   for (const std::uint32_t id : served) {
     const std::uint32_t tag = ranks_[id].region.load(std::memory_order_relaxed);
     if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
-    __builtin_prefetch(&once.after[id]);
+    if (once.after != nullptr) {
+      __builtin_prefetch(&once.after[id]);
+    } else {
+      __builtin_prefetch(&once.short_after[id]);
+    }
     ids.push_back(id);
   }
   std::vector<double> keys;
   keys.reserve(ids.size());
-  for (const std::uint32_t id : ids) keys.push_back(once.after[id]);
+  for (const std::uint32_t id : ids) keys.push_back(key_after(once, id));
   rekey(ids, keys.data(), nullptr);
 }
 
@@ -271,7 +279,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
       once.room = once.make_room(once.gone);
       once.gone.clear();
     }
-    if (once.after != nullptr) give_keys(once, {served + begin, count});
+    if (once.scores != nullptr) give_keys(once, {served + begin, count});
   }
 }
 

@@ -231,7 +231,7 @@ class Arena:
         place: int,
         scores: _Keys | None,
         seen: npt.NDArray[np.int32] | None,
-        after: _Keys | None,
+        after: npt.NDArray[np.floating[Any]] | None,
         candidates: _Ids,
         search: Callable[[int], _Ids],
         packaged: npt.NDArray[np.uint8] | None,

@@ -131,7 +131,8 @@ class Arena {
     std::uint8_t* packaged = nullptr;      // 1: it came with a package; with `make_room`
     const double* scores = nullptr;        // null: the regions need no keys. What they were when
     const std::int32_t* seen = nullptr;    // the epoch began, as far as samples were seen; and
-    const double* after = nullptr;         // what they are once a sample was served in it
+    const double* after = nullptr;         // what they are once a sample was served in it: one of
+    const float* short_after = nullptr;    // these two is given with `scores`
     std::int64_t room = 0;  // bytes of those that take part, served when `make_room` is due
     // Returns samples that may stand in, valid until the next call, none where there are no more;
     // told how many accesses of the run have begun.

@@ -25,6 +25,7 @@ from stoker.store.tier import Ids, Mask
 _MIXED_BYTES = 32 << 20
 _MOST_MIXED = 16
 _FEW = 64
+_AT_ONCE = 1 << 14
 log = logging.getLogger("stoker.bundles")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -92,11 +93,8 @@ class Catalogue:
     def useless(self, low: Mask, numbers: Iterable[int]) -> list[int]:
         """Return those of ``numbers`` where no sample of ``low`` (``bool[N]``) is at home."""
         with self._lock:
-            found = []
-            for number in numbers:
-                if number in self._packages and not self._is_useful(low, number):
-                    found.append(number)
-            return found
+            there = [number for number in numbers if number in self._packages]
+            return [number for number in there if not self._is_useful(low, number)]
 
     def _is_useful(self, low: Mask, number: int) -> bool:
         known = self._examples.get(number)
@@ -141,29 +139,46 @@ def pack(
     hold each sample once, except that the last package is padded with random samples of the
     one before. Pure: the same arguments and state of ``rng`` give the same packages.
     """
-    ids = np.flatnonzero(low).astype(np.uint32)
-    order = _order(ids, missed, existing, mixed_packages(min_bytes), rng)
-    return _cut(ids[order], sizes, min_bytes, rng)
+    ids: Ids = scratch(int(np.count_nonzero(low)), np.uint32)
+    filled = 0
+    for at in range(0, len(low), _AT_ONCE):
+        found = np.flatnonzero(low[at : at + _AT_ONCE])
+        ids[filled : filled + len(found)] = found + at
+        filled += len(found)
+    return _cut(
+        _ordered(ids, missed, existing, mixed_packages(min_bytes), rng), sizes, min_bytes, rng
+    )
 
 
-def _order(
+def _ordered(
     ids: Ids, missed: Mask, existing: Sequence[Ids], mixed: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Return ``i64[n]``, the order in which to pack ``ids``; see :func:`pack`."""
+) -> Ids:
+    """Return ``ids`` in the order in which to pack them; see :func:`pack`."""
     groups = -(-len(existing) // mixed)
     # Those that were missed and are in no package come first; the largest is in none either.
     kind = np.min_scalar_type(2 * groups + 1)
     group = np.full(len(missed), groups, kind)
     for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
         group[existing[number]] = rank // mixed
-    first = np.where(group[ids] == groups, 0, 1 + group[ids])
-    part = np.where(missed[ids], first, groups + 1 + group[ids]).astype(kind)
-    del group, first
-    return np.argsort(rng.random(len(ids)) + part)  # one number in place of two
+    keys: NDArray[np.float64] = scratch(len(ids), np.float64)  # one number in place of two
+    rng.random(out=keys)
+    for at in range(0, len(ids), _AT_ONCE):
+        some = ids[at : at + _AT_ONCE]
+        own = group.take(some)
+        first = np.where(own == groups, 0, 1 + own)
+        keys[at : at + _AT_ONCE] += np.where(missed.take(some), first, groups + 1 + own)
+    order = np.argsort(keys)
+    del keys, group
+    ordered: Ids = scratch(len(ids), np.uint32)
+    for at in range(0, len(ids), _AT_ONCE):
+        ordered[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
+    return ordered
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:
-    ends = sizes[ids]
+    ends: NDArray[np.int64] = scratch(len(ids), np.int64)
+    for at in range(0, len(ids), _AT_ONCE):
+        ends[at : at + _AT_ONCE] = sizes[ids[at : at + _AT_ONCE]]
     np.cumsum(ends, out=ends)
     cuts: list[int] = []
     begin = before = 0

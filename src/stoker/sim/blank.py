@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,8 +190,8 @@ class Swaps:
     """The region of those that take part."""
     scores: Scores | None
     """Those before the epoch, where keys are scores."""
-    after: NDArray[np.float64] | None
-    """``f64[N]``, the score of a sample once it was served."""
+    after: NDArray[np.floating[Any]] | None
+    """``f32[N]`` or ``f64[N]``, the score of a sample once it was served."""
     candidates: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
     """Who was found to be free last, as far as not used yet."""
     packaged: NDArray[np.uint8] | None = None
@@ -285,7 +286,7 @@ class BlankBuilder(Builder):
         for number in distinct(lacking[lacking >= 0]).tolist():
             self._opened(number)
         self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
-        return Package(ids, no_bytes(len(ids)))
+        return Package(ids.copy(), no_bytes(len(ids)))  # those of an epoch are parts of one array
 
     def _publish(self, name: str, package: Package) -> None:
         pass

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,7 @@ from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import Visits, comes_again
 from stoker.sim.replayed_cache import Outcomes, ReplayedAhead, ReplayedCache
 from stoker.sim.result import EpochResult, Tally
-from stoker.sim.signals import Losses
+from stoker.sim.signals import Losses, MadeUpLosses
 from stoker.store.claims import Served
 from stoker.store.tier import Keys
 from stoker.types import Outcome
@@ -355,12 +355,15 @@ class Job:
                     self._score_served(ids, plan.epoch, right)
         return self._end(tally, right, cache.package_reads - reads)
 
-    def _scores_after(self, epoch: int) -> NDArray[np.float64] | None:
-        """Return ``f64[N]``, the score of each sample once it was served, if keys are scores."""
+    def _scores_after(self, epoch: int) -> NDArray[np.floating[Any]] | None:
+        """Return ``f[N]``, the score of each sample once it was served, if keys are scores."""
         if self.cache.policy.natural_keys:
             return None
+        foretold, probe = self._controller.observer.scorer.foretold, np.zeros(1)
+        if isinstance(self._losses, MadeUpLosses) and foretold(probe) is probe:
+            return self._losses.of_all(epoch)  # no copy, where scores are losses
         every = np.arange(len(self.cache.sizes), dtype=np.uint32)
-        return self._controller.observer.scorer.foretold(self._losses(every, epoch))
+        return foretold(self._losses(every, epoch))
 
     def _score_served(self, ids: NDArray[np.uint32], epoch: int, right: _Right) -> None:
         """Score a run of batches that was served."""

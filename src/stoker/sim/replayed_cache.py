@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,8 +138,8 @@ class ReplayedCache(PolicyCache):
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
 
     def end_epoch(self) -> None:
-        """Let go of the plan, so that the next one has its memory."""
-        self._plan = None
+        """Let go of what the epoch needed, so that the next plan has its memory."""
+        self._plan = self._swaps = None
 
     @property
     def serves_runs(self) -> bool:
@@ -205,11 +206,11 @@ class ReplayedCache(PolicyCache):
         by_turns = isinstance(self._store.substitutes, OnceEach)
         return self._arena is not None and not self.window and by_turns and has_keys
 
-    def begin_swaps(self, scores: Scores, after: NDArray[np.float64] | None) -> None:
+    def begin_swaps(self, scores: Scores, after: NDArray[np.floating[Any]] | None) -> None:
         """Prepare for the runs of the epoch that was begun; its plan repeats no sample.
 
-        Keys are by ``scores`` before a sample is served in it, then by ``after`` (``f64[N]``); with
-        None there are no keys.
+        Keys are by ``scores`` before a sample is served in it, then by ``after`` (``f32[N]`` or
+        ``f64[N]``); with None there are no keys.
         """
         store, packages, rules = self._store, self._packages, self._recipe.substitution
         assert store.claims is not None

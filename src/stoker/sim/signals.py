@@ -84,10 +84,14 @@ class MadeUpLosses:
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
+        return self.of_all(epoch).take(ids).astype(np.float64)
+
+    def of_all(self, epoch: int) -> NDArray[np.float32]:
+        """Return ``f32[N]``, the losses of ``epoch``, until those of another one are asked for."""
         if epoch != self._epoch:
             self._draw(epoch)
             self._epoch = epoch
-        return self._now.take(ids).astype(np.float64)
+        return self._now
 
     def _draw(self, epoch: int) -> None:
         # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
