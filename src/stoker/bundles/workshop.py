@@ -26,6 +26,7 @@ from stoker.store.tier import Ids, Mask
 
 log = logging.getLogger("stoker.bundles")
 
+_AT_ONCE = 1 << 14
 _FRESH = 0.5  # seconds for which a look at the whole region holds
 _AHEAD = 4  # packages that lie ready to be loaded
 _HEAD = 64 << 10  # bytes that most heads fit into
@@ -335,6 +336,8 @@ class Workshop:
 def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
     """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
     still: Mask = scratch(len(chosen), np.bool_)
-    ids = np.flatnonzero(chosen)
-    still[ids] = served[ids] < stamp
+    for at in range(0, len(chosen), _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        np.less(served[part], stamp, out=still[part])
+        still[part] &= chosen[part]
     return still

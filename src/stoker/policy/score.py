@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
@@ -201,10 +202,9 @@ class HighLow(ByScore):
         the plan leaves out although they outrank the H-list: they must not stand in for others.
         While the scorer is not ready all are HIGH.
         """
-        places = np.full(num_samples, self.HIGH, np.uint8)
         seen = scores.seen[:num_samples] > 0
         if not scores.ready or not seen.any():
-            return places
+            return np.full(num_samples, self.HIGH, np.uint8)
         if self.split == "moving":
             return self._places_of_all(scores.values[:num_samples], seen)
         return self._places_of_plan(scores, plan, seen)
@@ -218,11 +218,16 @@ class HighLow(ByScore):
         wanted = max(0, round(self.h_share * len(selected)) - (len(selected) - len(known)))
         wanted, values = min(wanted, len(known)), scores.values[: len(seen)]
         floor, above = least_of_largest(_taken(values, known), wanted)
-        places = self._low_where(seen & (values <= floor))
-        if above < wanted:
+        places = self._low_where(seen, values, lambda scores: scores <= floor)
+        left = wanted - above
+        for at in range(0, len(known) if left > 0 else 0, _AT_ONCE):
             # In the order of the plan, which is random, so that ties favour no sample.
-            is_tied = seen & (values == floor)
-            places[known[is_tied[known]][: wanted - above]] = self.HIGH
+            some = known[at : at + _AT_ONCE]
+            tied = some[values.take(some) == floor][:left]
+            places[tied] = self.HIGH
+            left -= len(tied)
+            if not left:
+                break
         return places
 
     def _places_of_all(
@@ -232,10 +237,21 @@ class HighLow(ByScore):
         known = np.flatnonzero(seen).astype(np.uint32)
         wanted = max(0, round(self.h_share * len(values)) - (len(values) - len(known)))
         floor, _ = least_of_largest(_taken(values, known), wanted)
-        return self._low_where(seen & (values < floor))
+        return self._low_where(seen, values, lambda scores: scores < floor)
 
-    def _low_where(self, is_low: NDArray[np.bool_]) -> NDArray[np.uint8]:
-        return np.where(is_low, np.uint8(self.LOW), np.uint8(self.HIGH))
+    def _low_where(
+        self,
+        seen: NDArray[np.bool_],
+        values: NDArray[np.float64],
+        is_low: Callable[[NDArray[np.float64]], NDArray[np.bool_]],
+    ) -> NDArray[np.uint8]:
+        """Return u8[N], made some at a time, which leaves nothing behind."""
+        places: NDArray[np.uint8] = scratch(len(values), np.uint8)
+        for at in range(0, len(values), _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            low = seen[part] & is_low(values[part])
+            places[part] = np.where(low, np.uint8(self.LOW), np.uint8(self.HIGH))
+        return places
 
 
 @dataclass(frozen=True)

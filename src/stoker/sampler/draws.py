@@ -79,9 +79,7 @@ def systematic(
     Systematic sampling in random order: the probabilities laid end to end in a line, one random
     start, then a step of one (Madow, Annals of Mathematical Statistics 1949).
     """
-    certain = inclusion >= 1
-    ids = _places(certain, (inclusion > 0) & ~certain)
-    begin = int(np.count_nonzero(certain))
+    ids, begin = _drawable(inclusion)
     rest = ids[begin:]
     shuffle(rest, rng)
     left = max(0, min(size - begin, len(rest)))
@@ -92,16 +90,19 @@ def systematic(
     return drawn
 
 
-def _places(*chosen: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Return u32[n], the indices of what is chosen of each bool[N], one behind the other."""
-    places: NDArray[np.uint32] = scratch(sum(map(np.count_nonzero, chosen)), np.uint32)
-    filled = 0
-    for each in chosen:
-        for at in range(0, len(each), _AT_ONCE):
-            found = np.flatnonzero(each[at : at + _AT_ONCE])
-            places[filled : filled + len(found)] = found + at
-            filled += len(found)
-    return places
+def _drawable(inclusion: NDArray[np.float64]) -> tuple[NDArray[np.uint32], int]:
+    """Return u32[n], the indices of probabilities above 0, and how many come first, those of 1."""
+    starts = range(0, len(inclusion), _AT_ONCE)
+    parts = [inclusion[at : at + _AT_ONCE] for at in starts]
+    certain = sum(int(np.count_nonzero(part >= 1)) for part in parts)
+    found = scratch(sum(int(np.count_nonzero(part > 0)) for part in parts), np.uint32)
+    ends = [0, certain]
+    for at, part in zip(starts, parts, strict=True):
+        for kind, chosen in enumerate([part >= 1, (part > 0) & (part < 1)]):
+            some = np.flatnonzero(chosen)
+            found[ends[kind] : ends[kind] + len(some)] = some + at
+            ends[kind] += len(some)
+    return found, certain
 
 
 def _along(

@@ -448,6 +448,8 @@ class Job:
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0
     ) -> EpochResult:
         """Write down what is known of an epoch; return what was counted."""
+        if isinstance(self._losses, MadeUpLosses):
+            self._losses.forget()  # the next plan has its memory
         self._controller.end(right.accuracy)
         time = None if self._clock is None else self._clock.end_epoch()
         return tally.result(package_reads, time, read_ahead)

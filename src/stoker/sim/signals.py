@@ -93,6 +93,11 @@ class MadeUpLosses:
             self._epoch = epoch
         return self._now
 
+    def forget(self) -> None:
+        """Give back the memory of the losses, which are drawn again if they are asked for."""
+        self._epoch = -1
+        self.__dict__.pop("_now", None)
+
     def _draw(self, epoch: int) -> None:
         # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
         of_samples = np.random.default_rng([self._seed, 0])
