@@ -497,19 +497,19 @@ void bind_arena(nb::module_& m) {
           "replay_once_each",
           [](const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
              const std::string& entrance, const std::string& overflow, std::size_t at_once,
-             const ById<std::uint32_t>& served, const ById<std::uint64_t>& displaced,
+             const ById<std::uint32_t>& served, const ById<std::uint32_t>& turns,
              std::uint32_t stamp, const OnceEachArguments::Places& places, std::uint8_t place,
              const OnceEachArguments::Scores& scores, const OnceEachArguments::Seen& seen,
              const OnceEachArguments::After& after, const IdArray& candidates,
              const nb::callable& search, const OnceEachArguments::Packaged& packaged,
              std::int64_t room, const IdArray& gone, const nb::object& make_room) {
-            OnceEachArguments once(served, displaced, stamp, places, place, scores, seen, after);
+            OnceEachArguments once(served, turns, stamp, places, place, scores, seen, after);
             once.search_by(candidates, search);
             once.pack_by(packaged, room, gone, make_room);
             return replay_once_each(self, ids, lengths, entrance, overflow, at_once, once);
           },
           "ids"_a, "lengths"_a, "entrance"_a, "overflow"_a, "at_once"_a, "served"_a.noconvert(),
-          "displaced"_a.noconvert(), "stamp"_a, "places"_a.noconvert().none(), "place"_a,
+          "turns"_a.noconvert(), "stamp"_a, "places"_a.noconvert().none(), "place"_a,
           "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "after"_a.noconvert().none(),
           "candidates"_a, "search"_a, "packaged"_a.noconvert().none(), "room"_a, "gone"_a,
           "make_room"_a.none())

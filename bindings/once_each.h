@@ -28,13 +28,13 @@ class OnceEachArguments {
   using After = std::variant<std::monostate, ById<const double>, ById<const float>>;
   using Packaged = std::optional<ById<std::uint8_t>>;
 
-  OnceEachArguments(const ById<std::uint32_t>& served, const ById<std::uint64_t>& displaced,
+  OnceEachArguments(const ById<std::uint32_t>& served, const ById<std::uint32_t>& turns,
                     std::uint32_t stamp, const Places& places, std::uint8_t place,
                     const Scores& scores, const Seen& seen, const After& after)
       : count_(served.size()) {
-    check(displaced, "displaced");
+    check(turns, "turns");
     once_.served = {served.data(), served.size()};
-    once_.displaced = {displaced.data(), displaced.size()};
+    once_.turns = {turns.data(), turns.size()};
     once_.stamp = stamp;
     once_.places = data(places, "places");
     once_.place = place;

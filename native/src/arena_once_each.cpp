@@ -6,7 +6,6 @@
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
-#include "stoker/marks.h"
 
 namespace stoker {
 namespace {
@@ -78,9 +77,7 @@ class Arena::Chooser {
     return once_.places == nullptr || once_.places[id] == once_.place;
   }
 
-  void note_turn(std::uint32_t id, std::uint32_t turn) {
-    once_.displaced[id] = std::uint64_t{once_.stamp} << 32 | turn;
-  }
+  void note_turn(std::uint32_t id, std::uint32_t turn) { once_.turns[id] = turn; }
 
   // What mark_once() does, without a locked instruction: a blank arena is one thread's.
   bool mark(std::uint32_t id) {
@@ -93,7 +90,7 @@ class Arena::Chooser {
   void mark(const std::vector<std::uint32_t>& rows, std::vector<std::uint32_t>& late) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (i + kAhead < rows.size()) {
-        __builtin_prefetch(&once_.displaced[batch[rows[i + kAhead]]], 1);
+        __builtin_prefetch(&once_.turns[batch[rows[i + kAhead]]], 1);
       }
       const std::uint32_t id = batch[rows[i]];
       if (mark(id)) {
@@ -128,7 +125,7 @@ class Arena::Chooser {
       list_free(once_.candidates.first(count));
       once_.candidates = once_.candidates.subspan(count);
       for (const std::uint32_t id : ids_) {
-        __builtin_prefetch(&once_.displaced[id], 1);
+        __builtin_prefetch(&once_.turns[id], 1);
       }
       for (const std::uint32_t id : ids_) {
         served[wanted_[done]] = id;
@@ -161,22 +158,31 @@ class Arena::Chooser {
   void take_turns(const std::vector<std::uint32_t>& rows) {
     rows_.clear();
     mark(rows, rows_);
-    ids_.clear();
-    for (const std::uint32_t row : rows_) ids_.push_back(batch[row]);
-    turns_.resize(ids_.size());
-    stoker::take_turns(once_.served, once_.displaced, ids_, once_.stamp, kLongestChain,
-                       turns_.data(), flags_.get());
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      if (!flags_[i]) continue;
-      served[rows_[i]] = turns_[i];
-      if (turns_[i] != batch[rows_[i]]) missing_[rows_[i]] = true;
+    for (const std::uint32_t row : rows_) {
+      served[row] = whose_turn(batch[row]);
+      if (served[row] != batch[row]) missing_[row] = true;
     }
+  }
+
+  // What stoker::take_turns() does: of those that displaced one another the last, if it had no
+  // turn.
+  std::uint32_t whose_turn(std::uint32_t id) {
+    std::uint32_t last = id;
+    for (std::uint32_t link = 0; link < kLongestChain; ++link) {
+      const std::uint32_t next = once_.turns[last];
+      if (next == last) break;
+      last = next;
+      if (!mark(last)) continue;
+      note_turn(last, last);
+      return last;
+    }
+    return id;
   }
 
   Arena& arena_;
   OnceEach& once_;
   std::unique_ptr<bool[]> flags_, missing_, was_served_;
-  std::vector<std::uint32_t> wanted_, rows_, ids_, turns_;
+  std::vector<std::uint32_t> wanted_, rows_, ids_;
 };
 
 // Reads what is not at hand, once where it is asked for twice, and puts it, region by region.

@@ -197,14 +197,14 @@ void others_stand_in_once() {
   bool admitted[3];
   arena.put(cached, samples.data(), {0}, admitted);
   std::vector<std::uint32_t> served(kIds, 0);
-  std::vector<std::uint64_t> displaced(kIds, 0);
+  std::vector<std::uint32_t> turns(kIds, 0);
   Arena::Run run;
   run.lengths = lengths;
   run.entrance = 0;
   run.at_once = 2;
   Arena::OnceEach once;
   once.served = served;
-  once.displaced = displaced;
+  once.turns = turns;
   once.stamp = 1;
   const std::vector<std::uint32_t> candidates{11, 12, 50};
   bool given = false;

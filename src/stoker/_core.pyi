@@ -225,7 +225,7 @@ class Arena:
         overflow: str,
         at_once: int,
         served: _Ids,
-        displaced: npt.NDArray[np.uint64],
+        turns: _Ids,
         stamp: int,
         places: npt.NDArray[np.uint8] | None,
         place: int,

@@ -124,7 +124,7 @@ class Arena {
   // epoch (stoker.store.substitutes.OnceEach, marks.h). Arrays are by id.
   struct OnceEach {
     std::span<std::uint32_t> served;       // the stamp of the epoch in which it was served last
-    std::span<std::uint64_t> displaced;    // as take_turns() has it
+    std::span<std::uint32_t> turns;        // on whose turn, of those served in this epoch
     std::uint32_t stamp = 0;               // of this epoch
     const std::uint8_t* places = nullptr;  // the region of each; null: all in `entrance`
     std::uint8_t place = 0;                // of those that take part

@@ -160,18 +160,23 @@ def _ordered(
     group = np.full(len(missed), groups, kind)
     for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
         group[existing[number]] = rank // mixed
-    keys: NDArray[np.float64] = scratch(len(ids), np.float64)  # one number in place of two
-    rng.random(out=keys)
+    random: NDArray[np.float64] = scratch(len(ids), np.float64)
+    rng.random(out=random)
+    part = scratch(len(ids), kind)
     for at in range(0, len(ids), _AT_ONCE):
         some = ids[at : at + _AT_ONCE]
         own = group.take(some)
         first = np.where(own == groups, 0, 1 + own)
-        keys[at : at + _AT_ONCE] += np.where(missed.take(some), first, groups + 1 + own)
-    order = np.argsort(keys)
-    del keys, group
+        part[at : at + _AT_ONCE] = np.where(missed.take(some), first, groups + 1 + own)
     ordered: Ids = scratch(len(ids), np.uint32)
-    for at in range(0, len(ids), _AT_ONCE):
-        ordered[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
+    filled = 0
+    for number in range(2 * groups + 2):
+        mine = np.flatnonzero(part == number)
+        keys = random.take(mine)
+        keys += number
+        mine = mine[np.argsort(keys)]
+        ordered[filled : filled + len(mine)] = ids.take(mine)
+        filled += len(mine)
     return ordered
 
 

@@ -133,7 +133,7 @@ class AccountingArena(Arena):
             overflow,
             at_once,
             swaps.served,
-            swaps.displaced,
+            swaps.turns,
             swaps.stamp,
             swaps.places,
             swaps.place,
@@ -182,7 +182,8 @@ class Swaps:
     """
 
     served: NDArray[np.uint32]
-    displaced: NDArray[np.uint64]
+    turns: NDArray[np.uint32]
+    """``u32[N]``, on whose turn each was served."""
     stamp: int
     places: NDArray[np.uint8] | None
     """``u8[N]``, the region of each sample; None: all are put to the entrance and take part."""
@@ -286,7 +287,7 @@ class BlankBuilder(Builder):
         for number in distinct(lacking[lacking >= 0]).tolist():
             self._opened(number)
         self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
-        return Package(ids.copy(), no_bytes(len(ids)))  # those of an epoch are parts of one array
+        return Package(ids, no_bytes(len(ids)))
 
     def _publish(self, name: str, package: Package) -> None:
         pass

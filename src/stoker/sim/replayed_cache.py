@@ -27,6 +27,7 @@ from stoker.prefetch.walk import Blocks, Group, Marks, Progress, Segment, Walk
 from stoker.recipes import Recipe
 from stoker.recipes.base import fit, make_store
 from stoker.scores import Scores
+from stoker.shared import scratch
 from stoker.sim.blank import AccountingArena, BlankSource, Packages, Swaps, no_bytes
 from stoker.store import MemoryTier
 from stoker.store.claims import Served
@@ -217,7 +218,7 @@ class ReplayedCache(PolicyCache):
         assert rules is not None
         self._swaps = Swaps(
             store.claims.served.array,
-            store.claims.displaced.array,
+            scratch(len(self.sizes), np.uint32),
             store.claims.stamp,
             store.places.array if rules.has_places and store.places is not None else None,
             self._names.index(rules.region),
