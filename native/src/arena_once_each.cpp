@@ -27,7 +27,8 @@ class Arena::Chooser {
         once_(once),
         flags_(new bool[most]),
         missing_(new bool[most]),
-        was_served_(new bool[most]) {}
+        was_served_(new bool[most]),
+        open_(new bool[most]) {}
 
   Ids batch;                            // what is asked for
   std::uint32_t* served;                // what is served
@@ -43,8 +44,12 @@ class Arena::Chooser {
         if (once_.places != nullptr) __builtin_prefetch(&once_.places[batch[i + kAhead]]);
       }
       was_served_[i] = once_.served[batch[i]] >= once_.stamp;
+      open_[i] = takes_part(batch[i]);
     }
   }
+
+  // Whether what a row asks for takes part; so does, then, what is served for it.
+  bool is_open(std::size_t row) const { return open_[row]; }
 
   // The key of what a row asks for, as the batch begins.
   double key(std::uint32_t row) const {
@@ -106,11 +111,11 @@ class Arena::Chooser {
     wanted_.clear();
     rows_.clear();
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (!missing_[i] && takes_part(batch[i])) rows_.push_back(static_cast<std::uint32_t>(i));
+      if (!missing_[i] && open_[i]) rows_.push_back(static_cast<std::uint32_t>(i));
     }
     mark(rows_, wanted_);
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (missing_[i] && takes_part(batch[i])) wanted_.push_back(static_cast<std::uint32_t>(i));
+      if (missing_[i] && open_[i]) wanted_.push_back(static_cast<std::uint32_t>(i));
     }
   }
 
@@ -181,7 +186,7 @@ class Arena::Chooser {
 
   Arena& arena_;
   OnceEach& once_;
-  std::unique_ptr<bool[]> flags_, missing_, was_served_;
+  std::unique_ptr<bool[]> flags_, missing_, was_served_, open_;
   std::vector<std::uint32_t> wanted_, rows_, ids_;
 };
 
@@ -229,17 +234,18 @@ void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, H
   look(others, flags.get());
 }
 
-// What was fetched has a copy of its own from now on; what was served makes room for packages.
-void Arena::note_packaged(const Run& run, OnceEach& once, Ids served, How* how) {
+// What was fetched has a copy of its own from now on; what was served makes room for packages. Only
+// samples that take part come with packages.
+void Arena::note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how) {
+  const Ids served{chosen.served, chosen.batch.size()};
   for (std::size_t i = 0; i < served.size(); ++i) {
-    if (how[i] != How::kFetched) continue;
-    if (once.packaged[served[i]] != 0) once.packaged[served[i]] = 0;  // few are: most stay clean
+    if (chosen.is_open(i) && how[i] == How::kFetched) once.packaged[served[i]] = 0;
   }
   for (std::size_t i = 0; i < served.size(); ++i) {
+    // What was fetched made no room: it takes up its own, or is not there.
+    if (!chosen.is_open(i) || how[i] == How::kFetched) continue;
     const std::uint32_t id = served[i];
     if (how[i] == How::kHit && once.packaged[id] == 1) how[i] = How::kPackaged;
-    // What was fetched made no room: it takes up its own, or is not there.
-    if (how[i] == How::kFetched || once.places[id] != once.place) continue;
     once.room -= run.length_of(id);
     once.gone.push_back(id);
   }
@@ -280,7 +286,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
     for (std::size_t i = begin; i < begin + count; ++i) {
       if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
     }
-    if (once.make_room) note_packaged(run, once, {served + begin, count}, how + begin);
+    if (once.make_room) note_packaged(chosen, run, once, how + begin);
     if (once.make_room && once.room <= 0) {
       once.room = once.make_room(once.gone);
       once.gone.clear();

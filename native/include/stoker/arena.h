@@ -128,11 +128,12 @@ class Arena {
     std::uint32_t stamp = 0;               // of this epoch
     const std::uint8_t* places = nullptr;  // the region of each; null: all in `entrance`
     std::uint8_t place = 0;                // of those that take part
-    std::uint8_t* packaged = nullptr;      // 1: it came with a package; with `make_room`
-    const double* scores = nullptr;        // null: the regions need no keys. What they were when
-    const std::int32_t* seen = nullptr;    // the epoch began, as far as samples were seen; and
-    const double* after = nullptr;         // what they are once a sample was served in it: one of
-    const float* short_after = nullptr;    // these two is given with `scores`
+    // 1: it came with a package, as only those that take part do; with `make_room`
+    std::uint8_t* packaged = nullptr;
+    const double* scores = nullptr;      // null: the regions need no keys. What they were when
+    const std::int32_t* seen = nullptr;  // the epoch began, as far as samples were seen; and
+    const double* after = nullptr;       // what they are once a sample was served in it: one of
+    const float* short_after = nullptr;  // these two is given with `scores`
     std::int64_t room = 0;  // bytes of those that take part, served when `make_room` is due
     // Returns samples that may stand in, valid until the next call, none where there are no more;
     // told how many accesses of the run have begun.
@@ -290,7 +291,7 @@ class Arena {
   void look(Ids batch, bool* found);
   class Chooser;
   void fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how);
-  void note_packaged(const Run& run, OnceEach& once, Ids served, How* how);
+  void note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how);
   void give_keys(const OnceEach& once, Ids served);
   std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
   std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
@@ -319,6 +320,7 @@ class Arena {
   double first_key(const Region& region, const double* key, double now) const;
 
   // places (arena_place.cpp)
+  std::vector<std::uint32_t> list_members(std::uint32_t region);
   bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
   void shed(std::uint32_t region);
   bool shed_some(std::uint32_t region);

@@ -162,7 +162,7 @@ class Job:
         count, policy = len(cache.sizes), cache.policy
         self.cache = cache
         self._losses = losses
-        self._batch_size, self._seed = batch_size, seed
+        self._epochs, self._batch_size, self._seed = epochs, batch_size, seed
         own = recipe.sampler_for(Room(cache.sizes, cache.capacity))(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
@@ -353,6 +353,8 @@ class Job:
                 tally.add(ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)
+        if isinstance(self._losses, MadeUpLosses) and plan.epoch + 1 < self._epochs:
+            self._losses.expect(plan.epoch + 1)  # while it is planned
         return self._end(tally, right, cache.package_reads - reads)
 
     def _scores_after(self, epoch: int) -> NDArray[np.floating[Any]] | None:
@@ -448,8 +450,6 @@ class Job:
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0
     ) -> EpochResult:
         """Write down what is known of an epoch; return what was counted."""
-        if isinstance(self._losses, MadeUpLosses):
-            self._losses.forget()  # the next plan has its memory
         self._controller.end(right.accuracy)
         time = None if self._clock is None else self._clock.end_epoch()
         return tally.result(package_reads, time, read_ahead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from threading import Thread
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from stoker.sim.trace import Trace
 Floats = NDArray[np.float64]
 
 _AT_ONCE = 1 << 14
+_DRAWN = 1 << 18  # at once: a thread that draws has to wait for its turn after each part
 _POINTS = 513  # of each distribution
 _MOST = 20_000  # samples by which persistence is measured
 _LEAST = 30  # samples that two epochs must have in common
@@ -76,6 +78,7 @@ class MadeUpLosses:
     ) -> None:
         self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
         self._epoch = -1
+        self._coming: Thread | None = None
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
@@ -88,24 +91,28 @@ class MadeUpLosses:
 
     def of_all(self, epoch: int) -> NDArray[np.float32]:
         """Return ``f32[N]``, the losses of ``epoch``, until those of another one are asked for."""
+        if self._coming is not None:
+            self._coming.join()
+            self._coming = None
         if epoch != self._epoch:
             self._draw(epoch)
-            self._epoch = epoch
         return self._now
 
-    def forget(self) -> None:
-        """Give back the memory of the losses, which are drawn again if they are asked for."""
-        self._epoch = -1
-        self.__dict__.pop("_now", None)
+    def expect(self, epoch: int) -> None:
+        """Begin to draw the losses of ``epoch``, which are asked for next, in a thread."""
+        self._coming = Thread(target=self._draw, args=(epoch,), daemon=True)
+        self._coming.start()
 
     def _draw(self, epoch: int) -> None:
         # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
         of_samples = np.random.default_rng([self._seed, 0])
         of_visits = np.random.default_rng([self._seed, 1, epoch])
-        for at in range(0, self._num_samples, _AT_ONCE):
-            now = _log_normal(of_visits, self._now[at : at + _AT_ONCE], self._noise)
-            now *= _log_normal(of_samples, np.empty(len(now), np.float32), self._spread)
+        memory = np.empty(min(_DRAWN, self._num_samples), np.float32)
+        for at in range(0, self._num_samples, _DRAWN):
+            now = _log_normal(of_visits, self._now[at : at + _DRAWN], self._noise)
+            now *= _log_normal(of_samples, memory[: len(now)], self._spread)
             now *= np.float32(2.3 * (epoch + 1) ** -0.6)
+        self._epoch = epoch
 
 
 @dataclass(frozen=True, eq=False)
