@@ -55,14 +55,14 @@ void bind_tables(nb::module_& m) {
       "values"_a);
   m.def(
       "count_up_to",
-      [](const Array<const double>& values, const Array<std::uint32_t>& room,
+      [](const Array<const double>& values, const Array<std::uint32_t>& order,
          const Array<std::uint32_t>& counts) {
-        check_lengths(room.size(), values.size());
+        check_lengths(order.size(), values.size());
         check_lengths(counts.size(), values.size());
         const GilReleased released;
-        stoker::count_up_to(span(values), span(room), span(counts));
+        stoker::count_up_to(span(values), span(order), span(counts));
       },
-      "values"_a, "room"_a.noconvert(), "counts"_a.noconvert());
+      "values"_a, "order"_a.noconvert(), "counts"_a.noconvert());
   m.def(
       "next_use",
       [](const Array<const std::uint32_t>& own, const Array<const std::uint32_t>& later,

@@ -2,7 +2,6 @@
 // budgets; and how much memory or disk they have together.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <memory>
 #include <new>
@@ -60,9 +59,6 @@ std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
     std::sort(ids.begin(), ids.end());
     return ids;
   }
-  if (header_->blank != 0 && header_->regions[region].size < header_->num_ids / 8) {
-    return list_members(region);
-  }
   // So many that the lock would be held for long; and then a look at all ids costs little more.
   // Which of them are there is as good as random: counting them takes less than guessing.
   std::array<std::uint32_t, kAFew> some;
@@ -75,32 +71,6 @@ std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
       found += static_cast<std::size_t>((tag == region + 1) & ready(id));
     }
     ids.insert(ids.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(found));
-  }
-  return ids;
-}
-
-// The samples in a region of a blank arena, where nobody waits for the lock: sorted by marks.
-std::vector<std::uint32_t> Arena::list_members(std::uint32_t region) {
-  constexpr std::uint32_t kAhead = 16;
-  std::vector<std::uint64_t> marks((header_->num_ids + 63) / 64, 0);
-  std::size_t count = 0;
-  const Heap members = heap(region);
-  for (std::uint32_t pos = 0; pos < members.length(); ++pos) {
-    if (pos + kAhead < members.length()) {
-      __builtin_prefetch(&entries_[members.at(pos + kAhead).id()]);
-    }
-    const std::uint32_t id = members.at(pos).id();
-    const auto word = entries_[id].word.load(std::memory_order_relaxed);
-    if (!members.holds(pos) || state_of(word) != State::kReady) continue;
-    marks[id / 64] |= std::uint64_t{1} << id % 64;
-    ++count;
-  }
-  std::vector<std::uint32_t> ids;
-  ids.reserve(count);
-  for (std::uint32_t at = 0; at < marks.size(); ++at) {
-    for (std::uint64_t left = marks[at]; left != 0; left &= left - 1) {
-      ids.push_back(64 * at + static_cast<std::uint32_t>(std::countr_zero(left)));
-    }
   }
   return ids;
 }

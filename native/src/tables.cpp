@@ -156,7 +156,7 @@ void count_below(std::span<const double> values, std::int64_t* below) {
   }
 }
 
-void count_up_to(std::span<const double> values, std::span<std::uint32_t> room,
+void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
                  std::span<std::uint32_t> counts) {
   if (values.size() > std::numeric_limits<std::uint32_t>::max()) {
     throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
@@ -169,14 +169,14 @@ void count_up_to(std::span<const double> values, std::span<std::uint32_t> room,
   for (const double value : values) ++ends[buckets.of(ordered(value)) + 1];
   for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
   for (std::size_t i = 0; i < values.size(); ++i) {
-    room[ends[buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
+    order[ends[buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
   }
   Sorter part;
   for (std::size_t b = 0, begin = 0; b < buckets.size(); begin = ends[b++]) {
     part.items.clear();
     for (std::size_t i = begin; i < ends[b]; ++i) {
-      if (i + kAhead < room.size()) __builtin_prefetch(&values[room[i + kAhead]]);
-      part.items.push_back({ordered(values[room[i]]), room[i]});
+      if (i + kAhead < order.size()) __builtin_prefetch(&values[order[i + kAhead]]);
+      part.items.push_back({ordered(values[order[i]]), order[i]});
     }
     part.sort();
     std::uint32_t end = ends[b];  // of those that equal the one at hand
@@ -185,6 +185,7 @@ void count_up_to(std::span<const double> values, std::span<std::uint32_t> room,
         end = static_cast<std::uint32_t>(begin + i + 1);
       }
       counts[part.items[i].at] = end;
+      order[begin + i] = part.items[i].at;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "kit.h"
@@ -94,8 +95,10 @@ void counts_are_those_of_smaller_and_of_equal_ones() {
         const auto less = [&](double other) { return other < values[i]; };
         CHECK(below[i] == std::count_if(values.begin(), values.end(), less));
       }
-      std::vector<std::uint32_t> room(size), counts(size);
-      stoker::count_up_to(values, room, counts);
+      std::vector<std::uint32_t> order(size), counts(size);
+      stoker::count_up_to(values, order, counts);
+      for (std::size_t i = 1; i < size; ++i) CHECK(values[order[i - 1]] <= values[order[i]]);
+      CHECK(std::set<std::uint32_t>(order.begin(), order.end()).size() == size);
       for (std::size_t i = 0; i < size; ++i) {
         const auto at_most = [&](double other) { return other <= values[i]; };
         CHECK(counts[i] == std::count_if(values.begin(), values.end(), at_most));

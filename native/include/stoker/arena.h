@@ -320,7 +320,6 @@ class Arena {
   double first_key(const Region& region, const double* key, double now) const;
 
   // places (arena_place.cpp)
-  std::vector<std::uint32_t> list_members(std::uint32_t region);
   bool move_one(std::uint32_t region, std::uint32_t id, const double* key);
   void shed(std::uint32_t region);
   bool shed_some(std::uint32_t region);

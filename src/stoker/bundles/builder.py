@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.bundles.depot import Depot, new_name
 from stoker.bundles.package import Package, decode, encode, stamp_of_files
 from stoker.bundles.packager import Totals
@@ -160,24 +161,18 @@ def _ordered(
     group = np.full(len(missed), groups, kind)
     for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
         group[existing[number]] = rank // mixed
-    random: NDArray[np.float64] = scratch(len(ids), np.float64)
-    rng.random(out=random)
-    part = scratch(len(ids), kind)
+    keys: NDArray[np.float64] = scratch(len(ids), np.float64)  # one number in place of two
+    rng.random(out=keys)
     for at in range(0, len(ids), _AT_ONCE):
         some = ids[at : at + _AT_ONCE]
         own = group.take(some)
         first = np.where(own == groups, 0, 1 + own)
-        part[at : at + _AT_ONCE] = np.where(missed.take(some), first, groups + 1 + own)
-    ordered: Ids = scratch(len(ids), np.uint32)
-    filled = 0
-    for number in range(2 * groups + 2):
-        mine = np.flatnonzero(part == number)
-        keys = random.take(mine)
-        keys += number
-        mine = mine[np.argsort(keys)]
-        ordered[filled : filled + len(mine)] = ids.take(mine)
-        filled += len(mine)
-    return ordered
+        keys[at : at + _AT_ONCE] += np.where(missed.take(some), first, groups + 1 + own)
+    order: Ids = scratch(len(ids), np.uint32)
+    core.count_up_to(keys, order, scratch(len(ids), np.uint32))
+    for at in range(0, len(ids), _AT_ONCE):
+        order[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
+    return order
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:

@@ -35,6 +35,7 @@ from stoker.store.tier import Keys
 from stoker.types import Outcome
 
 _RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
+_WAITING = 3  # runs handed to the thread that serves, which so has never to wait for one
 _BATCHES = 8  # counted at once: the thread that does so takes turns with the one that serves
 
 
@@ -343,13 +344,14 @@ class Job:
         cache.begin_swaps(self._scores, self._scores_after(plan.epoch))
         span = self._span
         with ThreadPoolExecutor(1) as thread:
-            coming = thread.submit(cache.serve_swaps, plan.ids[:span], batch)
-            for start in range(span, len(plan) + span, span):
-                ids, outcomes = coming.result()
-                if start < len(plan):
-                    run = plan.ids[start : start + span]
-                    coming = thread.submit(cache.serve_swaps, run, batch)
-                cache.note_swaps(plan.ids[start - span : start], ids, outcomes)
+            runs = [plan.ids[start : start + span] for start in range(0, len(plan), span)]
+            coming = deque(thread.submit(cache.serve_swaps, run, batch) for run in runs[:_WAITING])
+            for number, run in enumerate(runs):
+                ids, outcomes = coming.popleft().result()
+                if number + _WAITING < len(runs):
+                    later = runs[number + _WAITING]
+                    coming.append(thread.submit(cache.serve_swaps, later, batch))
+                cache.note_swaps(run, ids, outcomes)
                 tally.add(ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)
