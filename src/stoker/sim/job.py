@@ -351,8 +351,8 @@ class Job:
                 if number + _WAITING < len(runs):
                     later = runs[number + _WAITING]
                     coming.append(thread.submit(cache.serve_swaps, later, batch))
-                cache.note_swaps(run, ids, outcomes)
                 tally.add(ids, outcomes)
+                cache.note_swaps(run, ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)
         if isinstance(self._losses, MadeUpLosses) and plan.epoch + 1 < self._epochs:

@@ -150,6 +150,7 @@ class Tally:
 
     def add(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8]) -> None:
         """Count samples ``u32[n]`` that were served so."""
+        core.count(self._counts, ids)  # first: a thread that serves can go on meanwhile
         counts = [int(np.count_nonzero(outcomes == number)) for number in _NUMBERS]
         self._outcomes += counts
         if self._one_size is None:
@@ -159,7 +160,6 @@ class Tally:
         else:
             self._served_bytes += len(ids) * self._one_size
             self._hit_bytes += counts[_HIT] * self._one_size
-        core.count(self._counts, ids)
 
     def result(
         self, package_reads: int, time: EpochTime | None = None, read_ahead: int = 0
