@@ -351,21 +351,18 @@ class Packages:
 
     def note_served(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that the cache served; if that may make room, build and load."""
-        low = ids[self._low_ones[ids]]
-        self._lacking -= int(self._sizes[low].sum())
-        if self._lacking <= 0:
-            self.fill(low)
-        else:
-            self._workshop.note_served(low)
+        self.note_low(ids[self._low_ones[ids]])
 
-    def fill(self, ids: NDArray[np.uint32]) -> None:
-        """Build and load, now that samples ``u32[n]`` of low importance make room."""
+    def note_low(self, ids: NDArray[np.uint32]) -> None:
+        """Do so for samples of low importance."""
         self._workshop.note_served(ids)
-        self.work()
+        self._lacking -= int(self._sizes[ids].sum())
+        if self._lacking <= 0:
+            self.work()
 
     @property
     def lacking(self) -> int:
-        """Bytes of low importance that are to be served before :meth:`fill` has anything to do."""
+        """Bytes of low importance that are to be served before :meth:`work` has anything to do."""
         return self._lacking
 
     def work(self) -> None:

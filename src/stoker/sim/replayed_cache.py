@@ -267,7 +267,7 @@ class ReplayedCache(PolicyCache):
 
     def _bring_packages(self, served: NDArray[np.uint32]) -> int:
         assert self._packages is not None
-        self._packages.fill(served)
+        self._packages.note_low(served)
         return self._packages.lacking
 
     def serve_batch(
