@@ -58,7 +58,7 @@ void bind_tables(nb::module_& m) {
       [](const Array<const double>& values, const Array<std::uint32_t>& order,
          const Array<std::uint32_t>& counts) {
         check_lengths(order.size(), values.size());
-        check_lengths(counts.size(), values.size());
+        if (counts.size() != 0) check_lengths(counts.size(), values.size());
         const GilReleased released;
         stoker::count_up_to(span(values), span(order), span(counts));
       },

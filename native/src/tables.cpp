@@ -184,7 +184,7 @@ void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
       if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
         end = static_cast<std::uint32_t>(begin + i + 1);
       }
-      counts[part.items[i].at] = end;
+      if (!counts.empty()) counts[part.items[i].at] = end;
       order[begin + i] = part.items[i].at;
     }
   }

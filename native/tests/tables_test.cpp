@@ -97,6 +97,9 @@ void counts_are_those_of_smaller_and_of_equal_ones() {
       }
       std::vector<std::uint32_t> order(size), counts(size);
       stoker::count_up_to(values, order, counts);
+      std::vector<std::uint32_t> alone(size);
+      stoker::count_up_to(values, alone, {});
+      CHECK(alone == order);
       for (std::size_t i = 1; i < size; ++i) CHECK(values[order[i - 1]] <= values[order[i]]);
       CHECK(std::set<std::uint32_t>(order.begin(), order.end()).size() == size);
       for (std::size_t i = 0; i < size; ++i) {

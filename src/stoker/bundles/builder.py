@@ -169,10 +169,12 @@ def _ordered(
         first = np.where(own == groups, 0, 1 + own)
         keys[at : at + _AT_ONCE] += np.where(missed.take(some), first, groups + 1 + own)
     order: Ids = scratch(len(ids), np.uint32)
-    core.count_up_to(keys, order, scratch(len(ids), np.uint32))
+    core.count_up_to(keys, order, np.empty(0, np.uint32))
+    del keys, group
+    ordered: Ids = scratch(len(ids), np.uint32)
     for at in range(0, len(ids), _AT_ONCE):
-        order[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
-    return order
+        ordered[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
+    return ordered
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:

@@ -287,7 +287,8 @@ class BlankBuilder(Builder):
         for number in distinct(lacking[lacking >= 0]).tolist():
             self._opened(number)
         self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
-        return Package(ids, no_bytes(len(ids)))
+        # A copy: these are part of an array of the whole epoch's, which would stay as long.
+        return Package(ids.copy(), no_bytes(len(ids)))
 
     def _publish(self, name: str, package: Package) -> None:
         pass

@@ -23,7 +23,7 @@ from stoker.sim.trace import Trace
 Floats = NDArray[np.float64]
 
 _AT_ONCE = 1 << 14
-_DRAWN = 1 << 18  # at once: a thread that draws has to wait for its turn after each part
+_DRAWN = 1 << 16  # at once: a thread that draws has to wait for its turn after each part
 _POINTS = 513  # of each distribution
 _MOST = 20_000  # samples by which persistence is measured
 _LEAST = 30  # samples that two epochs must have in common
