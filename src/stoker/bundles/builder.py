@@ -171,7 +171,7 @@ def _ordered(
     order: Ids = scratch(len(ids), np.uint32)
     core.count_up_to(keys, order, np.empty(0, np.uint32))
     del keys, group
-    ordered: Ids = scratch(len(ids), np.uint32)
+    ordered = np.empty_like(ids)
     for at in range(0, len(ids), _AT_ONCE):
         ordered[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
     return ordered
