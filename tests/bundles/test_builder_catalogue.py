@@ -43,3 +43,16 @@ def test_like_a_dictionary(steps: list[list[int] | set[int]], low: set[int]) -> 
         for number in range(made + 1):
             assert catalogue.ids(number).tolist() == there.get(number, [])
             assert catalogue.name(number) == (f"p{number}" if number in there else None)
+
+
+def test_one_sample_of_many_makes_a_package_useful() -> None:
+    catalogue = Catalogue(1000)
+    ids = np.arange(1000, dtype=np.uint32)
+    first = catalogue.add("a", ids[:500])
+    low = np.zeros(1000, np.bool_)
+    low[[3, 499]] = True
+    assert catalogue.useless(low, [first]) == []
+    catalogue.add("b", ids[:499])  # where all of them but the last are at home from now on
+    assert catalogue.useless(low, [first]) == []
+    low[499] = False
+    assert catalogue.useless(low, [first]) == [first]

@@ -20,6 +20,7 @@ from stoker.sim.blank import Packages
 from stoker.sim.job import Job
 from stoker.sim.jobs import replay_jobs
 from stoker.sim.replayed_cache import ReplayedCache
+from stoker.sim.signals import MadeUpLosses
 
 N, BATCH = 2000, 32
 SHARES = [0.05, 0.2, 0.4, 0.6, 0.8]
@@ -133,6 +134,23 @@ def test_runs_with_substitutes_are_as_batch_after_batch(name, batch, cache, monk
     monkeypatch.setattr(ReplayedCache, "swaps_runs", False)
     assert replay(name, 1500, 6, cache, sizes, batch_size=batch, seed=5) == found
     assert sum(epoch.substituted for epoch in found.per_epoch) > 0
+
+
+@pytest.mark.parametrize("name", ["quiver", "icache:warm_up=1", "shade"])
+def test_made_up_losses_are_as_if_they_were_given(name):
+    made, every = MadeUpLosses(1500, seed=5), np.arange(1500, dtype=np.uint32)
+    table = np.stack([made(every, epoch) for epoch in range(6)])
+    assert replay(name, 1500, 6, 0.3, losses=table, seed=5) == replay(name, 1500, 6, 0.3, seed=5)
+
+
+def test_losses_that_are_expected_are_those_that_are_asked_for():
+    made, every = MadeUpLosses(1500, seed=5), np.arange(1500, dtype=np.uint32)
+    table = [made(every, epoch) for epoch in range(3)]
+    made.expect(1)
+    np.testing.assert_array_equal(made(every, 1), table[1])
+    made.expect(2)
+    np.testing.assert_array_equal(made(every, 0), table[0])  # others than were expected
+    np.testing.assert_array_equal(made(every, 2), table[2])
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Tally:
 
     def add(self, ids: NDArray[np.uint32], outcomes: NDArray[np.int8]) -> None:
         """Count samples ``u32[n]`` that were served so."""
-        core.count(self._counts, ids)  # first: a thread that serves can go on meanwhile
+        core.count(self._counts, ids)  # first, as a thread may serve in that time
         counts = [int(np.count_nonzero(outcomes == number)) for number in _NUMBERS]
         self._outcomes += counts
         if self._one_size is None:
