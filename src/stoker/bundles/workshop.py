@@ -337,7 +337,7 @@ def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
     """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
     still: Mask = scratch(len(chosen), np.bool_)
     for at in range(0, len(chosen), _AT_ONCE):
-        part = slice(at, at + _AT_ONCE)
-        np.less(served[part], stamp, out=still[part])
-        still[part] &= chosen[part]
+        ids = np.flatnonzero(chosen[at : at + _AT_ONCE])
+        ids += at
+        still[ids] = served[ids] < stamp  # of shared memory, what is read takes up some
     return still
