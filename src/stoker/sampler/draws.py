@@ -223,4 +223,11 @@ def _median(values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
         part = values[at : at + _AT_ONCE][chosen[at : at + _AT_ONCE]]
         some[filled : filled + len(part)] = part
         filled += len(part)
-    return float(np.median(some, overwrite_input=True))
+    if not filled:
+        return math.nan
+    # As np.median, which looks for both in the middle and for NaN at once: that takes ten times
+    # as long as to look for one.
+    some.partition(filled // 2)
+    upper = some[filled // 2]
+    lower = upper if filled % 2 else some[: filled // 2].max()
+    return float((lower + upper) / 2)

@@ -29,7 +29,7 @@ from stoker.sim.clock import Clock, Conditions
 from stoker.sim.played import Visits, comes_again
 from stoker.sim.replayed_cache import Outcomes, ReplayedAhead, ReplayedCache
 from stoker.sim.result import EpochResult, Tally
-from stoker.sim.signals import Losses
+from stoker.sim.signals import Losses, MadeUpLosses
 from stoker.store.claims import Served
 from stoker.store.tier import Keys
 from stoker.types import Outcome
@@ -163,6 +163,7 @@ class Job:
         self.cache = cache
         self._losses = losses
         self._batch_size, self._seed = batch_size, seed
+        self._epoch = 0  # the next one
         own = recipe.sampler_for(Room(cache.sizes, cache.capacity))(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
@@ -220,7 +221,7 @@ class Job:
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
-        begun = self._controller.begin({}, self._rescore)
+        begun = self._begin()
         if self.cache.serves_runs:
             return self._run_at_once(begun)
         if self._swaps_runs(begun):
@@ -237,7 +238,14 @@ class Job:
 
     def steps(self) -> Generator[Step, None, EpochResult]:
         """Run the next epoch, and yield each of its batches; return what was counted."""
-        return (yield from self._steps(self._controller.begin({}, self._rescore)))
+        return (yield from self._steps(self._begin()))
+
+    def _begin(self) -> Begun:
+        """Begin the next epoch, while its losses are drawn."""
+        if self._is_scored and isinstance(self._losses, MadeUpLosses):
+            self._losses.begin_epoch(self._epoch)
+        self._epoch += 1
+        return self._controller.begin({}, self._rescore)
 
     def _steps(self, begun: Begun) -> Generator[Step, None, EpochResult]:
         """Run the epoch that was begun, likewise."""
@@ -326,9 +334,10 @@ class Job:
     def _swaps_runs(self, begun: Begun) -> bool:
         """Whether :meth:`_run_swapping` can serve the epoch."""
         plan, scorer = begun.plan, self._controller.observer.scorer
+        if plan is None or self._clock is not None or self._lag or not self.cache.swaps_runs:
+            return False
         are_known = not self._is_scored or scorer.foretold(np.zeros(1)) is not None
-        is_plain = plan is not None and plan.is_once_each and self._clock is None and not self._lag
-        return is_plain and are_known and self.cache.swaps_runs
+        return are_known and plan.is_once_each
 
     def _run_swapping(self, begun: Begun) -> EpochResult:
         """Run an epoch in runs of batches, in which samples stand in for others.

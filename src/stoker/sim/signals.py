@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar, Protocol
@@ -76,17 +77,25 @@ class MadeUpLosses:
     ) -> None:
         self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
         self._epoch = -1
+        self._drawn: Future[None]
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
         memory: NDArray[np.float32] = scratch(self._num_samples, np.float32)
         return memory
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Have the losses of ``epoch`` drawn in a thread; those of another one are forgotten."""
+        if epoch != self._epoch:
+            thread = ThreadPoolExecutor(1)
+            self._drawn = thread.submit(self._draw, epoch)
+            thread.shutdown(wait=False)
+            self._epoch = epoch
+
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
-        if epoch != self._epoch:
-            self._draw(epoch)
-            self._epoch = epoch
+        self.begin_epoch(epoch)
+        self._drawn.result()
         return self._now.take(ids).astype(np.float64)
 
     def _draw(self, epoch: int) -> None:
