@@ -127,6 +127,62 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
   }
 }
 
+double median(std::span<const double> values, std::span<const std::int32_t> seen) {
+  // Without branches by `seen`, which no processor could predict.
+  std::size_t count = 0;
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t greatest = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint64_t bits = ordered(values[i]);
+    count += seen[i] > 0;
+    least = std::min(least, seen[i] > 0 ? bits : least);
+    greatest = std::max(greatest, seen[i] > 0 ? bits : greatest);
+  }
+  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+  const Buckets buckets(least, greatest, bits_for(count, 64, 12));
+  const auto bucket_of = [&](std::size_t i) {
+    const std::size_t bucket = buckets.of(ordered(values[i]));
+    return seen[i] > 0 ? bucket : buckets.size();
+  };
+  std::vector<std::size_t> sizes(buckets.size() + 1);
+  for (std::size_t i = 0; i < values.size(); ++i) ++sizes[bucket_of(i)];
+  // Only what shares a bucket with one of the two in the middle is looked at closely.
+  std::size_t before = 0, first = 0;
+  while (before + sizes[first] <= (count - 1) / 2) before += sizes[first++];
+  std::size_t last = first, end = before + sizes[first];
+  while (end <= count / 2) end += sizes[++last];
+  std::vector<double> middle;
+  middle.reserve(end - before);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t bucket = bucket_of(i);
+    if (bucket >= first && bucket <= last) middle.push_back(values[i]);
+  }
+  const auto at = [&](std::size_t rank) {
+    const auto place = middle.begin() + static_cast<std::ptrdiff_t>(rank - before);
+    std::nth_element(middle.begin(), place, middle.end());
+    return *place;
+  };
+  const double lower = at((count - 1) / 2);
+  return (lower + at(count / 2)) / 2;
+}
+
+std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found) {
+  constexpr int kBits = 11;  // of an id, sorted by at once
+  constexpr std::uint32_t kMask = (1u << kBits) - 1;
+  const std::uint32_t most = ids.empty() ? 0 : *std::max_element(ids.begin(), ids.end());
+  std::vector<std::uint32_t> from(ids.begin(), ids.end());
+  std::vector<std::uint32_t> to(ids.size());
+  for (int shift = 0; shift < std::bit_width(most); shift += kBits) {
+    std::array<std::uint32_t, kMask + 2> ends{};
+    for (const std::uint32_t id : from) ++ends[(id >> shift & kMask) + 1];
+    for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
+    for (const std::uint32_t id : from) to[ends[id >> shift & kMask]++] = id;
+    from.swap(to);
+  }
+  return static_cast<std::size_t>(std::unique_copy(from.begin(), from.end(), found.begin()) -
+                                  found.begin());
+}
+
 void count_below(std::span<const double> values, std::int64_t* below) {
   // A radix sort by bytes, from the lowest on, but for those that all have in common: of losses in
   // single precision three are.

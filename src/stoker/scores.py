@@ -364,6 +364,8 @@ def distinct(ids: NDArray[Number]) -> NDArray[Number]:
 
     As ``np.unique``, which hashes: of a batch that takes five times as long.
     """
+    if ids.dtype == np.uint32:
+        return core.distinct(ids)
     ascending = np.sort(ids)
     is_first = np.ones(len(ids), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])

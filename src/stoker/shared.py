@@ -140,10 +140,15 @@ class SharedArray:
         view.flags.writeable = False
         return view
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it was made in :func:`private_arrays`."""
+        return self._fd is None
+
     def fileno(self) -> int:
         """Return the descriptor of the memory; it belongs to this object and is closed with it.
 
-        Raises TypeError of one that was made in :func:`private_arrays`.
+        Raises TypeError of one that is private.
         """
         if self._fd is None:
             raise TypeError("this array is private: make it outside of private_arrays()")

@@ -31,6 +31,13 @@ void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double
 void score_keys(std::span<const double> values, std::span<const std::int32_t> seen, SampleIds ids,
                 double* keys);
 
+// The median of the values of rows whose `seen` is above 0; NaN if there are none.
+double median(std::span<const double> values, std::span<const std::int32_t> seen);
+
+// Writes each of `ids` once, ascending, to `found`, which has room for all; returns how many these
+// are. In linear time.
+std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found);
+
 // below[i]: how many of `values`, none of which is NaN, are less than values[i].
 void count_below(std::span<const double> values, std::int64_t* below);
 
