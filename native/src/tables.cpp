@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -128,42 +129,42 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
 }
 
 double median(std::span<const double> values, std::span<const std::int32_t> seen) {
-  // Without branches by `seen`, which no processor could predict.
-  std::size_t count = 0;
-  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t greatest = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint64_t bits = ordered(values[i]);
-    count += seen[i] > 0;
-    least = std::min(least, seen[i] > 0 ? bits : least);
-    greatest = std::max(greatest, seen[i] > 0 ? bits : greatest);
+  // Some say between which bounds it should lie; only what does is sorted out.
+  constexpr std::size_t kSome = 4096;
+  std::vector<double> some;
+  for (std::size_t i = 0; i < values.size(); i += values.size() / kSome + 1) {
+    if (seen[i] > 0) some.push_back(values[i]);
   }
-  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
-  const Buckets buckets(least, greatest, bits_for(count, 64, 12));
-  const auto bucket_of = [&](std::size_t i) {
-    const std::size_t bucket = buckets.of(ordered(values[i]));
-    return seen[i] > 0 ? bucket : buckets.size();
-  };
-  std::vector<std::size_t> sizes(buckets.size() + 1);
-  for (std::size_t i = 0; i < values.size(); ++i) ++sizes[bucket_of(i)];
-  // Only what shares a bucket with one of the two in the middle is looked at closely.
-  std::size_t before = 0, first = 0;
-  while (before + sizes[first] <= (count - 1) / 2) before += sizes[first++];
-  std::size_t last = first, end = before + sizes[first];
-  while (end <= count / 2) end += sizes[++last];
-  std::vector<double> middle;
-  middle.reserve(end - before);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::size_t bucket = bucket_of(i);
-    if (bucket >= first && bucket <= last) middle.push_back(values[i]);
+  std::sort(some.begin(), some.end());
+  double least = -std::numeric_limits<double>::infinity(), most = -least;
+  if (!some.empty()) {
+    least = some[some.size() * 9 / 20];
+    most = some[some.size() * 11 / 20];
   }
-  const auto at = [&](std::size_t rank) {
-    const auto place = middle.begin() + static_cast<std::ptrdiff_t>(rank - before);
-    std::nth_element(middle.begin(), place, middle.end());
-    return *place;
-  };
-  const double lower = at((count - 1) / 2);
-  return (lower + at(count / 2)) / 2;
+  const std::unique_ptr<double[]> middle(new double[values.size() + 1]);
+  for (;;) {
+    std::size_t count = 0, below = 0, within = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {  // without branches, none could be predicted
+      const auto is_seen = static_cast<std::size_t>(seen[i] > 0);
+      count += is_seen;
+      below += is_seen & static_cast<std::size_t>(values[i] < least);
+      middle[within] = values[i];
+      within += is_seen & static_cast<std::size_t>(values[i] >= least) &
+                static_cast<std::size_t>(values[i] <= most);
+    }
+    if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+    const std::size_t lower = (count - 1) / 2, upper = count / 2;
+    if (below <= lower && upper < below + within) {
+      const auto at = [&](std::size_t rank) {
+        std::nth_element(&middle[0], &middle[rank - below], &middle[within]);
+        return middle[rank - below];
+      };
+      const double found = at(lower);
+      return (found + at(upper)) / 2;
+    }
+    least = -std::numeric_limits<double>::infinity();
+    most = -least;
+  }
 }
 
 std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found) {
