@@ -7,6 +7,7 @@
 #include "stoker/arena.h"
 #include "stoker/error.h"
 #include "stoker/marks.h"
+#include "stoker/tables.h"
 
 namespace stoker {
 namespace {
@@ -42,8 +43,7 @@ class Arena::Chooser {
       }
       const std::uint32_t id = batch[i];
       const bool is_served = once_.served[id] >= once_.stamp;
-      const double before =
-          once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
+      const double before = score_key(once_.scores, once_.seen, id);
       keys[i] = is_served ? once_.after[id] : before;
     }
   }

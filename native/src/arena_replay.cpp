@@ -36,6 +36,8 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
   std::vector<Sample> samples;
   std::vector<double> keys;
   Placing placing{run.entrance, run.overflow};
+  placing.scores = run.scores;
+  placing.seen = run.seen;
   for (const std::uint32_t i : missed) ids.push_back(batch[i]);
   const std::unique_ptr<bool[]> flags(new bool[ids.size()]);
   claim(ids, flags.get());

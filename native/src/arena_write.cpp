@@ -9,6 +9,7 @@
 #include "stoker/futex.h"
 #include "stoker/keys.h"
 #include "stoker/racy_copy.h"
+#include "stoker/tables.h"
 
 namespace stoker {
 namespace {
@@ -74,6 +75,12 @@ void Arena::in_parts(Ids ids, const Sample* samples, const Placing& placing, Do 
 
 void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
   in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
+    if (part.scores != nullptr) {  // of the next part
+      for (std::size_t i = at + count; i < std::min(at + count + kBatch, ids.size()); ++i) {
+        __builtin_prefetch(&part.scores[ids[i]]);
+        __builtin_prefetch(&part.seen[ids[i]]);
+      }
+    }
     put_some(ids.subspan(at, count), samples + at, part, admitted + at);
   });
 }
@@ -162,6 +169,11 @@ void Arena::reserve_some(Ids ids, const Sample* samples, const Placing& placing,
         __builtin_prefetch(&ranks_[ids[i + kAhead]], 1);
       }
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
+      double score = 0;
+      if (placing.scores != nullptr) {
+        score = score_key(placing.scores, placing.seen, ids[i]);
+        key = &score;
+      }
       reserved[i] = place(ids[i], samples[i].size, key, placing);
     } while (++i < ids.size() && (alone || i % kGlance != 0 || monotonic_ns() < until));
     evicted_ = nullptr;

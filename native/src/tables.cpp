@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
@@ -23,6 +24,18 @@ void check(SampleIds ids, std::size_t rows) {
                         std::to_string(rows - 1));
     }
   }
+}
+
+void check_finite(SampleIds ids, std::span<const double> values) {
+  bool are_finite = true;
+  for (const double value : values) are_finite &= std::isfinite(value);
+  if (are_finite) return;
+  std::size_t wrong = 0;
+  while (std::isfinite(values[wrong])) ++wrong;
+  const char* const infinite = values[wrong] > 0 ? "inf" : "-inf";
+  throw ConfigError("score " + std::string(std::isnan(values[wrong]) ? "nan" : infinite) +
+                    " of id " + std::to_string(ids[wrong]) +
+                    " is not finite: leave that sample out");
 }
 
 // The bits of a number, which is not NaN, in the order of the numbers.
@@ -107,6 +120,7 @@ void count(std::span<std::int32_t> counts, SampleIds ids) {
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step) {
   check(ids, table.values.size());
+  check_finite(ids, values);
   // Processors look ahead far enough by themselves: to prefetch three tables takes longer.
   for (std::size_t i = 0; i < ids.size(); ++i) {
     table.values[ids[i]] = values[i];
@@ -123,8 +137,7 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
       __builtin_prefetch(&values[ids[i + kAhead]]);
       __builtin_prefetch(&seen[ids[i + kAhead]]);
     }
-    const double value = values[ids[i]];  // read in any case: what is seen cannot be predicted
-    keys[i] = seen[ids[i]] > 0 ? value : -std::numeric_limits<double>::infinity();
+    keys[i] = score_key(values.data(), seen.data(), ids[i]);
   }
 }
 

@@ -246,6 +246,8 @@ class Arena:
         ids: _Ids,
         lengths: npt.NDArray[np.int64],
         keys: _Keys | None,
+        scores: _Keys | None,
+        seen: npt.NDArray[np.int32] | None,
         regions: npt.NDArray[np.uint8] | None,
         entrance: str,
         overflow: str,

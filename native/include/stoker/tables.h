@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace stoker {
@@ -24,10 +25,17 @@ struct ScoreTable {
 };
 
 // Writes a score for each id, observed at `step`; of an id that comes twice the later one stays.
+// One that is not finite is refused (ConfigError).
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step);
 
-// keys[i]: the score of ids[i], -infinity where `seen` is not above 0.
+// The score of a sample; -infinity where `seen` is not above 0.
+inline double score_key(const double* values, const std::int32_t* seen, std::uint32_t id) {
+  const double value = values[id];  // read in any case: what is seen cannot be predicted
+  return seen[id] > 0 ? value : -std::numeric_limits<double>::infinity();
+}
+
+// keys[i]: the score of ids[i], likewise.
 void score_keys(std::span<const double> values, std::span<const std::int32_t> seen, SampleIds ids,
                 double* keys);
 

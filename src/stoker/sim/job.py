@@ -37,6 +37,9 @@ from stoker.types import Outcome
 _RUN = 1 << 14  # accesses at once: their keys take little memory, and calls little time
 _BATCHES = 8  # counted at once: the thread that does so takes turns with the one that serves
 
+_HIT, _FETCHED = np.int8(Outcome.HIT), np.int8(Outcome.FETCHED)
+_SUBSTITUTED = np.int8(Outcome.SUBSTITUTED)
+
 
 class Step(NamedTuple):
     """A batch that was served."""
@@ -48,19 +51,11 @@ class Step(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """A batch that was served, and the losses that training saw."""
+    """A batch that was served, and the losses that training saw, if its scores are made of them."""
 
-    asked: NDArray[np.uint32]
     served: NDArray[np.uint32]
     hits: NDArray[np.bool_]
-    losses: NDArray[np.float64]
-
-    @property
-    def outcomes(self) -> Outcomes:
-        """How its samples were served."""
-        how = np.where(self.hits, np.int8(Outcome.HIT), np.int8(Outcome.FETCHED))
-        how[self.served != self.asked] = Outcome.SUBSTITUTED
-        return how
+    losses: NDArray[np.float64] | None
 
 
 class Accesses:
@@ -424,30 +419,43 @@ class Job:
                 shown = [self._show(plan, at, end) for at in range(start, end, self._batch_size)]
                 if counted is not None:
                     counted.result()
-                counted = thread.submit(self._count_shown, shown, tally, right)
+                part = plan.epoch, plan.ids[start:end], shown
+                counted = thread.submit(self._count_shown, *part, tally, right)
             if counted is not None:
                 counted.result()
         return self._end(tally, right, 0)
 
     def _show(self, plan: Plan, start: int, end: int) -> _Shown:
-        """Serve a batch of ``plan``, and have it scored."""
+        """Serve the batch of ``plan`` that begins at ``start``, and have it scored."""
         cache, observer = self.cache, self._controller.observer
-        positions = np.arange(start, min(start + self._batch_size, end))
-        ids = plan.ids[start : start + len(positions)]
-        keys = cache.policy.keys(ids, self._scores, plan, positions)
-        served, hits = cache.serve_batch(ids, keys)
-        losses = self._losses(served, plan.epoch)
-        observer.score(served, plan.epoch, {"losses": losses})
+        end = min(start + self._batch_size, end)
+        served, hits = cache.serve_batch(plan, start, end, self._scores)
+        losses = self._losses(served, plan.epoch) if observer.scorer.needs else None
+        observer.score(served, plan.epoch, {} if losses is None else {"losses": losses})
         cache.follow(served, observer.scorer.neighbours, self._scores)
-        return _Shown(ids, served, hits, losses)
+        return _Shown(served, hits, losses)
 
-    def _count_shown(self, shown: list[_Shown], tally: Tally, right: _Right) -> None:
-        for batch in shown:
-            self._controller.observer.add_losses(batch.losses)
-            right.add(batch.losses)
-            tally.add(batch.served, outcomes := batch.outcomes)
+    def _count_shown(
+        self,
+        epoch: int,
+        asked: NDArray[np.uint32],
+        shown: list[_Shown],
+        tally: Tally,
+        right: _Right,
+    ) -> None:
+        """Count batches of an epoch, of which ``asked`` were asked for, ``u32[n]``."""
+        served = np.concatenate([batch.served for batch in shown])
+        outcomes = np.where(np.concatenate([batch.hits for batch in shown]), _HIT, _FETCHED)
+        outcomes[served != asked] = _SUBSTITUTED
+        tally.add(served, outcomes)
+        losses = [batch.losses for batch in shown if batch.losses is not None]
+        seen = np.concatenate(losses) if losses else self._losses(served, epoch)
+        for start in range(0, len(asked), self._batch_size):
+            batch = slice(start, start + self._batch_size)
+            self._controller.observer.add_losses(seen[batch])
+            right.add(seen[batch])
             if self._clock is not None:
-                self._clock.add(batch.served, outcomes)
+                self._clock.add(served[batch], outcomes[batch])
 
     def _end(
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0

@@ -238,7 +238,7 @@ class MadeUpGraph(Scorer):
     Raises :class:`~stoker.errors.ConfigError` for numbers out of range.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+    needs: ClassVar[frozenset[Signal]] = frozenset()
 
     neighbours: Neighbours | None = None
     """Those of the batch scored last."""
