@@ -75,12 +75,6 @@ void Arena::in_parts(Ids ids, const Sample* samples, const Placing& placing, Do 
 
 void Arena::put(Ids ids, const Sample* samples, const Placing& placing, bool* admitted) {
   in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
-    if (part.scores != nullptr) {  // of the next part
-      for (std::size_t i = at + count; i < std::min(at + count + kBatch, ids.size()); ++i) {
-        __builtin_prefetch(&part.scores[ids[i]]);
-        __builtin_prefetch(&part.seen[ids[i]]);
-      }
-    }
     put_some(ids.subspan(at, count), samples + at, part, admitted + at);
   });
 }
@@ -167,6 +161,10 @@ void Arena::reserve_some(Ids ids, const Sample* samples, const Placing& placing,
       if (i + kAhead < ids.size()) {
         __builtin_prefetch(&entries_[ids[i + kAhead]], 1);
         __builtin_prefetch(&ranks_[ids[i + kAhead]], 1);
+        if (placing.scores != nullptr) {
+          __builtin_prefetch(&placing.scores[ids[i + kAhead]]);
+          __builtin_prefetch(&placing.seen[ids[i + kAhead]]);
+        }
       }
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
       double score = 0;
