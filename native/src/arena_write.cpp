@@ -9,7 +9,6 @@
 #include "stoker/futex.h"
 #include "stoker/keys.h"
 #include "stoker/racy_copy.h"
-#include "stoker/tables.h"
 
 namespace stoker {
 namespace {
@@ -161,17 +160,8 @@ void Arena::reserve_some(Ids ids, const Sample* samples, const Placing& placing,
       if (i + kAhead < ids.size()) {
         __builtin_prefetch(&entries_[ids[i + kAhead]], 1);
         __builtin_prefetch(&ranks_[ids[i + kAhead]], 1);
-        if (placing.scores != nullptr) {
-          __builtin_prefetch(&placing.scores[ids[i + kAhead]]);
-          __builtin_prefetch(&placing.seen[ids[i + kAhead]]);
-        }
       }
       const double* key = placing.keys == nullptr ? nullptr : placing.keys + i;
-      double score = 0;
-      if (placing.scores != nullptr) {
-        score = score_key(placing.scores, placing.seen, ids[i]);
-        key = &score;
-      }
       reserved[i] = place(ids[i], samples[i].size, key, placing);
     } while (++i < ids.size() && (alone || i % kGlance != 0 || monotonic_ns() < until));
     evicted_ = nullptr;

@@ -91,9 +91,7 @@ class Arena {
   struct Placing {
     std::uint32_t region;
     std::uint32_t overflow = kNone;  // where a sample goes that the region rejects
-    const double* keys = nullptr;    // one an id, for regions of order kKey; or by sample the
-    const double* scores = nullptr;  // score that is its key, if it was seen: score_key()
-    const std::int32_t* seen = nullptr;
+    const double* keys = nullptr;    // one an id, for regions of order kKey
     Evicted* evicted = nullptr;      // gets a copy of what had to leave
   };
   // The claim of a sample that is rejected everywhere is released. One that is there already stays
@@ -111,8 +109,8 @@ class Arena {
     std::span<const std::int64_t> lengths;  // by id, or one for all
     const double* keys = nullptr;           // one an access: of a sample that is put, and of one
                                             // that was found unless there are keys `after`
-    const double* scores = nullptr;         // in place of `keys`, for what is put: as in Placing
-    const std::int32_t* seen = nullptr;
+    const double* scores = nullptr;         // by id: in place of `keys`, for what is put, the score
+    const std::int32_t* seen = nullptr;     // of each sample that was seen; see score_key()
     const double* after = nullptr;          // one an access, set when its batch is over
     const std::uint8_t* regions = nullptr;  // one an access, where it goes; else all to `entrance`
     std::uint32_t entrance;
