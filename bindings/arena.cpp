@@ -282,8 +282,7 @@ nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const Offset
 }
 
 nb::tuple replay_batch(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
-                       const std::optional<KeyArray>& keys,
-                       const std::optional<KeyArray>& scores,
+                       const std::optional<KeyArray>& keys, const std::optional<KeyArray>& scores,
                        const std::optional<SeenArray>& seen,
                        const std::optional<RegionArray>& regions, const std::string& entrance,
                        const std::string& overflow, const StandInArray& stand_ins,

@@ -1,5 +1,5 @@
-// stoker._core.count, write_scores, score_keys, median, distinct, count_below, count_up_to, next_use
-// and first_use: translate arrays, decide nothing.
+// stoker._core.count, write_scores, score_keys, median, distinct, count_below, count_up_to,
+// next_use and first_use: translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>

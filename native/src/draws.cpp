@@ -216,8 +216,8 @@ void repeat(std::span<const std::uint32_t> counts, std::span<std::uint32_t> ids)
     throw ConfigError("room for " + std::to_string(ids.size()) + " visits, of " +
                       std::to_string(sum) + ": give as much as there are");
   }
-  // Most come a few times. So many are written in any case, and then overwritten: no processor could
-  // predict where to stop.
+  // Most come a few times. So many are written in any case, and the next ones over them: no
+  // processor could predict where to stop.
   constexpr std::uint32_t kFew = 4;
   std::size_t at = 0;
   for (std::uint32_t id = 0; id < counts.size(); ++id) {

@@ -359,14 +359,16 @@ def least_of_largest(values: NDArray[np.float64], count: int) -> tuple[float, in
 def distinct(ids: NDArray[Number]) -> NDArray[Number]:
     """Return integers [m], each of ``ids`` [n] once, ascending.
 
-    As ``np.unique``, which hashes: of a batch that takes five times as long.
+    As ``np.unique``, which hashes: of a batch that takes five times as long, of ``u32`` ten times.
     """
+    found: NDArray[Number]
     if ids.dtype == np.uint32:
-        return core.distinct(ids)
+        found = core.distinct(ids)
+        return found
     ascending = np.sort(ids)
     is_first = np.ones(len(ids), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
-    found: NDArray[Number] = ascending[is_first]
+    found = ascending[is_first]
     return found
 
 
