@@ -181,12 +181,12 @@ double median(std::span<const double> values, std::span<const std::int32_t> seen
 }
 
 std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found) {
-  constexpr int kBits = 11;  // of an id, sorted by at once
+  constexpr unsigned kBits = 11;  // of an id, sorted by at once
   constexpr std::uint32_t kMask = (1u << kBits) - 1;
   const std::uint32_t most = ids.empty() ? 0 : *std::max_element(ids.begin(), ids.end());
   std::vector<std::uint32_t> from(ids.begin(), ids.end());
   std::vector<std::uint32_t> to(ids.size());
-  for (int shift = 0; shift < std::bit_width(most); shift += kBits) {
+  for (unsigned shift = 0; shift < static_cast<unsigned>(std::bit_width(most)); shift += kBits) {
     std::array<std::uint32_t, kMask + 2> ends{};
     for (const std::uint32_t id : from) ++ends[(id >> shift & kMask) + 1];
     for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
