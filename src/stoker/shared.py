@@ -24,10 +24,10 @@ _are_private = ContextVar("stoker.shared.are_private", default=False)
 
 @contextmanager
 def private_arrays() -> Iterator[None]:
-    """Have the arrays that this thread makes inside be shared with nobody, as in a simulation.
+    """Within it, give this thread arrays that no other process gets to see: for a replay.
 
     Private memory comes in large pages where the kernel has some, shared memory hardly ever does.
-    Such an array is a :class:`SharedArray` that cannot be passed on.
+    Such a :class:`SharedArray` cannot be passed on.
     """
     before = _are_private.set(True)
     try:

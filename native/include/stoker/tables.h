@@ -26,7 +26,7 @@ struct ScoreTable {
 };
 
 // Writes a score for each id, observed at `step`; of an id that comes twice the later one stays.
-// One that is not finite is refused (ConfigError).
+// All have to be finite, which is checked first, as ids are.
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step);
 
