@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from stoker.errors import CapacityError, ConfigError
 
+_LARGE_PAGE = 1 << 21  # bytes, on most machines
+
 _are_private = ContextVar("stoker.shared.are_private", default=False)
 
 
@@ -185,17 +187,21 @@ def _rebuild(
 def scratch(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return [count] zeros for this process alone, which leave nothing behind.
 
-    Of what NumPy takes from the heap, much stays in use. In large pages where the kernel has some.
-    Raises OSError without memory.
+    Of what NumPy takes from the heap, much stays in use. In large pages where the kernel has some,
+    as many as it fills. Raises OSError without memory.
     """
     dtype = np.dtype(dtype)
     if not count:
         return np.zeros(0, dtype)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)
+    private, num_bytes = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, count * dtype.itemsize
+    filled = num_bytes // _LARGE_PAGE * _LARGE_PAGE
+    memory = mmap.mmap(-1, num_bytes + (_LARGE_PAGE if filled else 0), flags=private)
+    start = 0
+    if filled:
+        start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % _LARGE_PAGE
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, start, filled)
+    return np.frombuffer(memory, dtype, count, start)
 
 
 def _anonymous_file(num_bytes: int, name: str) -> int:
