@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """A batch that was served, and the losses that training saw, if its scores are made of them."""
+    """A batch that was served, and the losses that training saw; None if scores need none."""
 
     served: NDArray[np.uint32]
     hits: NDArray[np.bool_]
@@ -448,12 +448,12 @@ class Job:
         outcomes = np.where(np.concatenate([batch.hits for batch in shown]), _HIT, _FETCHED)
         outcomes[served != asked] = _SUBSTITUTED
         tally.add(served, outcomes)
-        losses = [batch.losses for batch in shown if batch.losses is not None]
-        seen = np.concatenate(losses) if losses else self._losses(served, epoch)
+        known = [batch.losses for batch in shown if batch.losses is not None]
+        losses = np.concatenate(known) if known else self._losses(served, epoch)
         for start in range(0, len(asked), self._batch_size):
             batch = slice(start, start + self._batch_size)
-            self._controller.observer.add_losses(seen[batch])
-            right.add(seen[batch])
+            self._controller.observer.add_losses(losses[batch])
+            right.add(losses[batch])
             if self._clock is not None:
                 self._clock.add(served[batch], outcomes[batch])
 

@@ -77,7 +77,7 @@ class MadeUpLosses:
     ) -> None:
         self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
         self._epoch = -1
-        self._drawn: Future[None]
+        self._drawn: Future[None] | None = None
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
@@ -86,17 +86,23 @@ class MadeUpLosses:
 
     def begin_epoch(self, epoch: int) -> None:
         """Have the losses of ``epoch`` drawn in a thread; those of another one are forgotten."""
-        if epoch != self._epoch:
-            thread = ThreadPoolExecutor(1)
-            self._drawn = thread.submit(self._draw, epoch)
-            thread.shutdown(wait=False)
-            self._epoch = epoch
+        if epoch == self._epoch:
+            return
+        self._wait()
+        thread = ThreadPoolExecutor(1)
+        self._drawn = thread.submit(self._draw, epoch)
+        thread.shutdown(wait=False)
+        self._epoch = epoch
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
         self.begin_epoch(epoch)
-        self._drawn.result()
+        self._wait()
         return self._now.take(ids).astype(np.float64)
+
+    def _wait(self) -> None:
+        if self._drawn is not None:
+            self._drawn.result()
 
     def _draw(self, epoch: int) -> None:
         # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
