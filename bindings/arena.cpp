@@ -31,6 +31,7 @@ namespace {
 
 using IdArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeyArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using SeenArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RegionArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FlagArray = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -281,12 +282,20 @@ nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const Offset
 }
 
 nb::tuple replay_batch(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
-                       const std::optional<KeyArray>& keys,
+                       const std::optional<KeyArray>& keys, const std::optional<KeyArray>& scores,
+                       const std::optional<SeenArray>& seen,
                        const std::optional<RegionArray>& regions, const std::string& entrance,
                        const std::string& overflow, const StandInArray& stand_ins,
                        const std::string& key_region) {
   const auto arena = self.open();
-  const auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
+  auto run = run_of(*arena, ids, lengths, keys, regions, entrance, overflow);
+  const std::size_t all = arena->header().num_ids;
+  if (scores && (keys || !seen || scores->size() < all || seen->size() < all)) {
+    throw stoker::ConfigError("give keys, or one score and count for each of " +
+                              std::to_string(all) + " samples");
+  }
+  run.scores = scores ? scores->data() : nullptr;
+  run.seen = scores ? seen->data() : nullptr;
   const stoker::Arena::StandIns by{{stand_ins.data(), stand_ins.size()}, arena->region(key_region)};
   Buffer<std::uint32_t> served(ids.size());
   const auto hits = flags(
@@ -513,7 +522,8 @@ void bind_arena(nb::module_& m) {
           "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "after"_a.noconvert().none(),
           "candidates"_a, "search"_a, "packaged"_a.noconvert().none(), "room"_a, "gone"_a,
           "make_room"_a.none())
-      .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(), "regions"_a.none(),
+      .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(),
+           "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "regions"_a.none(),
            "entrance"_a, "overflow"_a, "stand_ins"_a.noconvert(), "key_region"_a)
       .def("exchange", &exchange, "ids"_a, "data"_a, "offsets"_a, "keys"_a.none(), "region"_a,
            "overflow"_a)

@@ -1,11 +1,12 @@
-// stoker._core.count, write_scores, score_keys, count_below, count_up_to, next_use and first_use:
-// translate arrays, decide nothing.
+// stoker._core.count, write_scores, score_keys, median, distinct, count_below, count_up_to,
+// next_use and first_use: translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "arrays.h"
 #include "gil.h"
@@ -44,6 +45,22 @@ void bind_tables(nb::module_& m) {
         return out;
       },
       "values"_a, "seen"_a, "ids"_a);
+  m.def(
+      "median",
+      [](const Array<const double>& values, const Array<const std::int32_t>& seen) {
+        check_lengths(seen.size(), values.size());
+        const GilReleased released;
+        return stoker::median(span(values), span(seen));
+      },
+      "values"_a, "seen"_a);
+  m.def(
+      "distinct",
+      [](const Array<const std::uint32_t>& ids) {
+        std::unique_ptr<std::uint32_t[]> found(new std::uint32_t[ids.size()]);
+        const std::size_t count = stoker::distinct(span(ids), {found.get(), ids.size()});
+        return own(found.release(), count);
+      },
+      "ids"_a);
   m.def(
       "count_below",
       [](const Array<const double>& values) {

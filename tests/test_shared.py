@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.shared import SharedArray, scratch
+from stoker.shared import SharedArray, private_arrays, scratch
 
 METHODS = ("fork", "spawn", "forkserver")
 # CPython 3.12 and later warn of any fork in a process that has threads (OpenBLAS starts some).
@@ -195,6 +196,24 @@ def test_python_objects_and_impossible_sizes_are_refused() -> None:
         SharedArray.create(1 << 62, np.uint8)
     with pytest.raises(CapacityError, match="shared memory"):
         SharedArray.create((1 << 62, 1 << 10), np.uint8)
+
+
+def test_private_arrays_are_those_of_one_process() -> None:
+    with private_arrays(), ThreadPoolExecutor(1) as thread:
+        arrays = [SharedArray.create(shape, np.int32) for shape in ((), 0, 5, (3, 4))]
+        copied = SharedArray.copy_of([1, 2, 3])
+        elsewhere = thread.submit(SharedArray.create, 5).result()
+        with pytest.raises(CapacityError, match="cannot have"):
+            SharedArray.create(1 << 62, np.uint8)
+    assert [each.array.shape for each in arrays] == [(), (0,), (5,), (3, 4)]
+    assert not any(each.array.any() for each in arrays)
+    assert copied.is_private
+    assert not elsewhere.is_private
+    assert not SharedArray.create(5).is_private
+    copied.array[0] = 9
+    assert copied.read_only.tolist() == [9, 2, 3]
+    with pytest.raises(TypeError, match="private"):
+        copied.fileno()
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_000_003])

@@ -6,6 +6,7 @@
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
+#include "stoker/tables.h"
 
 namespace stoker {
 namespace {
@@ -55,7 +56,7 @@ class Arena::Chooser {
   double key(std::uint32_t row) const {
     const std::uint32_t id = batch[row];
     if (was_served_[row]) return key_after(once_, id);
-    return once_.seen[id] > 0 ? once_.scores[id] : -std::numeric_limits<double>::infinity();
+    return score_key(once_.scores, once_.seen, id);
   }
 
   void expect_key(std::uint32_t row) const {

@@ -4,6 +4,7 @@
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
+#include "stoker/tables.h"
 
 namespace stoker {
 namespace {
@@ -49,17 +50,23 @@ void Arena::put_missed(Ids batch, std::size_t begin, const Run& run,
     keys.clear();
     for (std::size_t m = 0; m < missed.size(); ++m) {
       if (m + kAhead < missed.size()) {
-        __builtin_prefetch(&run.length_of(batch[missed[m + kAhead]]));
+        const std::uint32_t later = batch[missed[m + kAhead]];
+        __builtin_prefetch(&run.length_of(later));
+        if (run.scores != nullptr) {
+          __builtin_prefetch(&run.scores[later]);
+          __builtin_prefetch(&run.seen[later]);
+        }
       }
       const std::uint32_t i = missed[m];
       if (found[i] || (run.regions != nullptr && run.regions[begin + i] != target)) continue;
       ids.push_back(batch[i]);
       samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(batch[i]))});
       if (run.keys != nullptr) keys.push_back(run.keys[begin + i]);
+      if (run.scores != nullptr) keys.push_back(score_key(run.scores, run.seen, batch[i]));
     }
     if (ids.empty()) continue;
     if (run.regions != nullptr) placing.region = target;
-    if (run.keys != nullptr) placing.keys = keys.data();
+    if (!keys.empty()) placing.keys = keys.data();
     put(ids, samples.data(), placing, flags.get());
   }
 }

@@ -383,24 +383,39 @@ void Arena::set_keys(Ids ids, const double* keys) {
 
 // Only those that `which` says, if it says anything.
 void Arena::rekey(Ids ids, const double* keys, const bool* which) {
+  std::uint32_t keyed = 0;  // tags of the regions that keys order, as bits
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    keyed |= static_cast<std::uint32_t>(header_->regions[r].order == Order::kKey) << (r + 1);
+  }
+  const auto has_key = [&](std::size_t i) {
+    return ranks_[ids[i]].key.load(std::memory_order_relaxed) == keys[i];
+  };
+  std::uint32_t changed[kAtOnce];
   for (std::size_t done = 0; done < ids.size(); done += kAtOnce) {
     const Guard guard(*this);
     if (!guard) return;
+    // Most have their keys already, or are not there: only the others need what heaps have. Without
+    // a branch, which no processor could predict.
+    std::size_t count = 0;
     for (std::size_t i = done; i < std::min(done + kAtOnce, ids.size()); ++i) {
-      const auto tag = [&](std::size_t at) -> std::uint32_t {
-        if (at >= ids.size() || (which != nullptr && !which[at])) return 0;
-        const Rank& rank = ranks_[ids[at]];
-        // Most have their keys already: only the others need what the next lines bring.
-        const bool is_same = rank.key.load(std::memory_order_relaxed) == keys[at];
-        return is_same ? 0 : rank.region.load(std::memory_order_relaxed);
-      };
       if (i + 4 * kAhead < ids.size()) __builtin_prefetch(&ranks_[ids[i + 4 * kAhead]], 1);
-      if (const auto later = tag(i + 2 * kAhead))
-        heap(later - 1).expect_position(ids[i + 2 * kAhead]);
-      if (const auto soon = tag(i + kAhead)) heap(soon - 1).expect_node(ids[i + kAhead]);
-      const std::uint32_t region = tag(i);
-      if (region == 0 || header_->regions[region - 1].order != Order::kKey) continue;
-      set_key(region - 1, ids[i], keys[i]);
+      const std::uint32_t tag = ranks_[ids[i]].region.load(std::memory_order_relaxed);
+      const bool is_meant = which == nullptr || which[i];
+      changed[count] = static_cast<std::uint32_t>(i - done);
+      count += (keyed >> (tag & 31)) & static_cast<std::uint32_t>(is_meant) &
+               static_cast<std::uint32_t>(!has_key(i));
+    }
+    const auto members = [&](std::uint32_t id) {
+      return heap(ranks_[id].region.load(std::memory_order_relaxed) - 1u);
+    };
+    for (std::size_t n = 0; n < count; ++n) {
+      const auto at = [&](std::size_t later) { return ids[done + changed[later]]; };
+      if (n + 2 * kAhead < count) members(at(n + 2 * kAhead)).expect_position(at(n + 2 * kAhead));
+      if (n + kAhead < count) members(at(n + kAhead)).expect_node(at(n + kAhead));
+      const std::size_t i = done + changed[n];
+      if (!has_key(i)) {  // of a sample that comes twice the first may have set it
+        set_key(ranks_[ids[i]].region.load(std::memory_order_relaxed) - 1u, ids[i], keys[i]);
+      }
     }
   }
 }

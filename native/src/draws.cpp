@@ -216,9 +216,18 @@ void repeat(std::span<const std::uint32_t> counts, std::span<std::uint32_t> ids)
     throw ConfigError("room for " + std::to_string(ids.size()) + " visits, of " +
                       std::to_string(sum) + ": give as much as there are");
   }
-  auto to = ids.begin();
+  // Most come a few times. So many are written in any case, and the next ones over them: no
+  // processor could predict where to stop.
+  constexpr std::uint32_t kFew = 4;
+  std::size_t at = 0;
   for (std::uint32_t id = 0; id < counts.size(); ++id) {
-    for (std::uint32_t turn = 0; turn < counts[id]; ++turn) *to++ = id;
+    const std::uint32_t times = counts[id];
+    if (times <= kFew && at + kFew <= ids.size()) {
+      for (std::uint32_t turn = 0; turn < kFew; ++turn) ids[at + turn] = id;
+    } else {
+      for (std::uint32_t turn = 0; turn < times; ++turn) ids[at + turn] = id;
+    }
+    at += times;
   }
 }
 

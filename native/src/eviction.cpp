@@ -185,6 +185,7 @@ bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key
     return beats_popped(region, length, key);
   }
   Heap members = heap(region);
+  if (members.size() == 0 || !beats(wanted, key, members.at(0).key)) return false;  // as most do
   Beaten beaten(members, wanted, key, reached_, [this](std::uint32_t id) { expect(id); });
   victims_.clear();
   const Excess excess = this->excess(wanted, length);

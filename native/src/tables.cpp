@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,18 @@ void check(SampleIds ids, std::size_t rows) {
                         std::to_string(rows - 1));
     }
   }
+}
+
+void check_finite(SampleIds ids, std::span<const double> values) {
+  bool are_finite = true;
+  for (const double value : values) are_finite &= std::isfinite(value);
+  if (are_finite) return;
+  std::size_t wrong = 0;
+  while (std::isfinite(values[wrong])) ++wrong;
+  const char* const infinite = values[wrong] > 0 ? "inf" : "-inf";
+  throw ConfigError("score " + std::string(std::isnan(values[wrong]) ? "nan" : infinite) +
+                    " of id " + std::to_string(ids[wrong]) +
+                    " is not finite: leave that sample out");
 }
 
 // The bits of a number, which is not NaN, in the order of the numbers.
@@ -106,6 +120,7 @@ void count(std::span<std::int32_t> counts, SampleIds ids) {
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step) {
   check(ids, table.values.size());
+  check_finite(ids, values);
   // Processors look ahead far enough by themselves: to prefetch three tables takes longer.
   for (std::size_t i = 0; i < ids.size(); ++i) {
     table.values[ids[i]] = values[i];
@@ -122,9 +137,64 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
       __builtin_prefetch(&values[ids[i + kAhead]]);
       __builtin_prefetch(&seen[ids[i + kAhead]]);
     }
-    const double value = values[ids[i]];  // read in any case: what is seen cannot be predicted
-    keys[i] = seen[ids[i]] > 0 ? value : -std::numeric_limits<double>::infinity();
+    keys[i] = score_key(values.data(), seen.data(), ids[i]);
   }
+}
+
+double median(std::span<const double> values, std::span<const std::int32_t> seen) {
+  // Some say between which bounds it should lie; only what does is sorted out.
+  constexpr std::size_t kSome = 4096;
+  std::vector<double> some;
+  for (std::size_t i = 0; i < values.size(); i += values.size() / kSome + 1) {
+    if (seen[i] > 0) some.push_back(values[i]);
+  }
+  std::sort(some.begin(), some.end());
+  double least = -std::numeric_limits<double>::infinity(), most = -least;
+  if (!some.empty()) {
+    least = some[some.size() * 9 / 20];
+    most = some[some.size() * 11 / 20];
+  }
+  const std::unique_ptr<double[]> middle(new double[values.size() + 1]);
+  for (;;) {
+    std::size_t count = 0, below = 0, within = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {  // without branches, none could be predicted
+      const auto is_seen = static_cast<std::size_t>(seen[i] > 0);
+      count += is_seen;
+      below += is_seen & static_cast<std::size_t>(values[i] < least);
+      middle[within] = values[i];
+      within += is_seen & static_cast<std::size_t>(values[i] >= least) &
+                static_cast<std::size_t>(values[i] <= most);
+    }
+    if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+    const std::size_t lower = (count - 1) / 2, upper = count / 2;
+    if (below <= lower && upper < below + within) {
+      const auto at = [&](std::size_t rank) {
+        std::nth_element(&middle[0], &middle[rank - below], &middle[within]);
+        return middle[rank - below];
+      };
+      const double found = at(lower);
+      return (found + at(upper)) / 2;
+    }
+    least = -std::numeric_limits<double>::infinity();
+    most = -least;
+  }
+}
+
+std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found) {
+  constexpr unsigned kBits = 11;  // of an id, sorted by at once
+  constexpr std::uint32_t kMask = (1u << kBits) - 1;
+  const std::uint32_t most = ids.empty() ? 0 : *std::max_element(ids.begin(), ids.end());
+  std::vector<std::uint32_t> from(ids.begin(), ids.end());
+  std::vector<std::uint32_t> to(ids.size());
+  for (unsigned shift = 0; shift < static_cast<unsigned>(std::bit_width(most)); shift += kBits) {
+    std::array<std::uint32_t, kMask + 2> ends{};
+    for (const std::uint32_t id : from) ++ends[(id >> shift & kMask) + 1];
+    for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
+    for (const std::uint32_t id : from) to[ends[id >> shift & kMask]++] = id;
+    from.swap(to);
+  }
+  return static_cast<std::size_t>(std::unique_copy(from.begin(), from.end(), found.begin()) -
+                                  found.begin());
 }
 
 void count_below(std::span<const double> values, std::int64_t* below) {

@@ -157,6 +157,18 @@ void each_comes_as_often_as_counted() {
   stoker::repeat(counts, ids);
   CHECK((ids == std::vector<std::uint32_t>{1, 1, 2, 4, 4, 4}));
   stoker::repeat({}, {});
+  for (const std::uint32_t most : {1u, 3u, 9u}) {
+    std::mt19937 random(most);
+    std::vector<std::uint32_t> many(500);
+    std::vector<std::uint32_t> expected;
+    for (std::uint32_t id = 0; id < many.size(); ++id) {
+      many[id] = static_cast<std::uint32_t>(random() % (most + 1));
+      expected.insert(expected.end(), many[id], id);
+    }
+    std::vector<std::uint32_t> found(expected.size());
+    stoker::repeat(many, found);
+    CHECK(found == expected);
+  }
   for (const std::size_t wrong : {0u, 5u, 7u}) {
     std::vector<std::uint32_t> room(wrong);
     CHECK_THROWS(ConfigError, stoker::repeat(counts, room));

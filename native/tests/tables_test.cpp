@@ -57,6 +57,8 @@ void the_later_score_of_an_id_stays() {
   const std::vector<std::uint32_t> wrong{0, 40};
   CHECK_THROWS(ConfigError, stoker::write_scores(table, wrong, given, 8));
   CHECK_THROWS(ConfigError, stoker::score_keys(values, seen, wrong, keys.data()));
+  given.back() = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS(ConfigError, stoker::write_scores(table, ids, given, 8));
   CHECK(values == before);
 }
 
@@ -124,6 +126,50 @@ void the_first_use_is_the_first() {
   }
 }
 
+void the_median_is_that_of_what_was_seen() {
+  std::mt19937 random(7);
+  for (const std::size_t size : {1u, 2u, 3u, 10u, 999u, 50'000u}) {
+    for (const unsigned different : {1u, 2u, 1'000'000u}) {
+      for (const bool is_sorted : {false, true}) {
+        std::vector<double> values(size);
+        std::vector<std::int32_t> seen(size);
+        for (double& value : values) value = static_cast<double>(random() % different) - 3.5;
+        for (std::int32_t& times : seen) times = static_cast<std::int32_t>(random() % 3);
+        seen[0] = 1;
+        if (is_sorted) {  // the first half alone: no sample of all says where it lies
+          std::sort(values.begin(), values.end());
+          std::fill(seen.begin() + static_cast<std::ptrdiff_t>(size / 2) + 1, seen.end(), 0);
+        }
+        std::vector<double> known;
+        for (std::size_t i = 0; i < size; ++i) {
+          if (seen[i] > 0) known.push_back(values[i]);
+        }
+        std::sort(known.begin(), known.end());
+        const double expected = (known[(known.size() - 1) / 2] + known[known.size() / 2]) / 2;
+        CHECK(stoker::median(values, seen) == expected);
+      }
+    }
+  }
+  // What is looked at to begin with is all above the median.
+  std::vector<double> values(9'000, 0.0);
+  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = 1.0 + static_cast<double>(i);
+  CHECK(stoker::median(values, std::vector<std::int32_t>(values.size(), 1)) == 0.0);
+  CHECK(std::isnan(stoker::median(values, std::vector<std::int32_t>(values.size(), 0))));
+  CHECK(std::isnan(stoker::median({}, {})));
+}
+
+void distinct_ids_ascend() {
+  for (const std::uint32_t below : {1u, 2u, 50u, 5'000u, 5'000'000u, 0xffffffffu}) {
+    for (const std::size_t size : {0u, 1u, 300u, 4'000u}) {
+      const auto ids = drawn(below, size, below);
+      const std::set<std::uint32_t> expected(ids.begin(), ids.end());
+      std::vector<std::uint32_t> found(size);
+      found.resize(stoker::distinct(ids, found));
+      CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -132,5 +178,7 @@ int main() {
   the_next_use_is_the_nearest();
   counts_are_those_of_smaller_and_of_equal_ones();
   the_first_use_is_the_first();
+  the_median_is_that_of_what_was_seen();
+  distinct_ids_ascend();
   return check::failures();
 }

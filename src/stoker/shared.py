@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from multiprocessing import context, reduction
 from typing import Any, Self
 
@@ -16,6 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import CapacityError, ConfigError
+
+_LARGE_PAGE = 1 << 21  # bytes, on most machines
+
+_are_private = ContextVar("stoker.shared.are_private", default=False)
+
+
+@contextmanager
+def private_arrays() -> Iterator[None]:
+    """Within it, give this thread arrays that no other process gets to see: for a replay.
+
+    Private memory comes in large pages where the kernel has some, shared memory hardly ever does.
+    Such a :class:`SharedArray` cannot be passed on.
+    """
+    before = _are_private.set(True)
+    try:
+        yield
+    finally:
+        _are_private.reset(before)
 
 
 class SharedArray:
@@ -38,7 +58,7 @@ class SharedArray:
     __slots__ = ("__weakref__", "_array", "_fd", "_name")
 
     _array: npt.NDArray[Any]
-    _fd: int
+    _fd: int | None
     _name: str
 
     def __init__(self) -> None:
@@ -60,10 +80,10 @@ class SharedArray:
             raise ConfigError(f"dtype={dtype} holds Python objects, which cannot be shared")
         if any(length < 0 for length in shape):
             raise ConfigError(f"shape={shape} is negative: give the length of each axis")
-        num_bytes = dtype.itemsize
-        for length in shape:
-            num_bytes *= int(length)
-        fd = _anonymous_file(max(num_bytes, 1), name)
+        count = math.prod(map(int, shape))
+        if _are_private.get():
+            return cls._alone(count, shape, dtype, name)
+        fd = _anonymous_file(max(count * dtype.itemsize, 1), name)
         return cls._of(fd, shape, dtype, name)
 
     @classmethod
@@ -99,6 +119,17 @@ class SharedArray:
             raise CapacityError(f"cannot map {shape} of {dtype} for {name!r}: {error}") from error
         return self
 
+    @classmethod
+    def _alone(cls, count: int, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Self:
+        """Return one in memory of this process alone."""
+        self = object.__new__(cls)
+        self._fd, self._name = None, name
+        try:
+            self._array = scratch(count, dtype).reshape(shape)
+        except (OSError, OverflowError) as error:
+            raise CapacityError(f"cannot have {shape} of {dtype} for {name!r}: {error}") from error
+        return self
+
     @property
     def array(self) -> npt.NDArray[Any]:
         """The memory as a writable array; it stays valid as long as anything refers to it."""
@@ -111,8 +142,18 @@ class SharedArray:
         view.flags.writeable = False
         return view
 
+    @property
+    def is_private(self) -> bool:
+        """Whether it was made in :func:`private_arrays`."""
+        return self._fd is None
+
     def fileno(self) -> int:
-        """Return the descriptor of the memory; it belongs to this object and is closed with it."""
+        """Return the descriptor of the memory; it belongs to this object and is closed with it.
+
+        Raises TypeError of one that is private.
+        """
+        if self._fd is None:
+            raise TypeError("this array is private: make it outside of private_arrays()")
         return self._fd
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -125,7 +166,7 @@ class SharedArray:
                 "a SharedArray can be pickled only while a child process is being started: "
                 "pass it as an argument of multiprocessing.Process, or pickle a copy of .array"
             )
-        dup = reduction.DupFd(self._fd)
+        dup = reduction.DupFd(self.fileno())
         return _rebuild, (type(self), dup, self._array.shape, self._array.dtype, self._name)
 
     def __repr__(self) -> str:
@@ -146,17 +187,21 @@ def _rebuild(
 def scratch(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return [count] zeros for this process alone, which leave nothing behind.
 
-    Of what NumPy takes from the heap, much stays in use. In large pages where the kernel has some.
-    Raises OSError without memory.
+    Of what NumPy takes from the heap, much stays in use. In large pages where the kernel has some,
+    as many as it fills. Raises OSError without memory.
     """
     dtype = np.dtype(dtype)
     if not count:
         return np.zeros(0, dtype)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=private)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)
+    private, num_bytes = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, count * dtype.itemsize
+    filled = num_bytes // _LARGE_PAGE * _LARGE_PAGE
+    memory = mmap.mmap(-1, num_bytes + (_LARGE_PAGE if filled else 0), flags=private)
+    start = 0
+    if filled:
+        start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % _LARGE_PAGE
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, start, filled)
+    return np.frombuffer(memory, dtype, count, start)
 
 
 def _anonymous_file(num_bytes: int, name: str) -> int:

@@ -143,16 +143,6 @@ def test_made_up_losses_are_as_if_they_were_given(name):
     assert replay(name, 1500, 6, 0.3, losses=table, seed=5) == replay(name, 1500, 6, 0.3, seed=5)
 
 
-def test_losses_that_are_expected_are_those_that_are_asked_for():
-    made, every = MadeUpLosses(1500, seed=5), np.arange(1500, dtype=np.uint32)
-    table = [made(every, epoch) for epoch in range(3)]
-    made.expect(1)
-    np.testing.assert_array_equal(made(every, 1), table[1])
-    made.expect(2)
-    np.testing.assert_array_equal(made(every, 0), table[0])  # others than were expected
-    np.testing.assert_array_equal(made(every, 2), table[2])
-
-
 @pytest.mark.parametrize(
     "name", ["icache:warm_up=2", "impact:max_warm_up=2", "icache:substitute=high"]
 )

@@ -12,6 +12,7 @@ from stoker import policy as policies
 from stoker.errors import ConfigError, SegmentError
 from stoker.policy import Region
 from stoker.policy.base import Substitution
+from stoker.scores import Scores
 from stoker.sim.blank import AccountingArena, BlankSource
 from stoker.store import MemoryTier
 from stoker.store.arena import Arena
@@ -108,9 +109,10 @@ def test_a_run_is_the_same_as_its_steps(name, seed, at_once, follows, reference)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 30), st.booleans())
-def test_a_batch_with_stand_ins_is_the_same_as_what_a_store_serves(seed, size, equal):
-    rng, regions = np.random.default_rng(seed), policies.Homophily(0.7, 0.2).regions()
+@given(st.integers(0, 2**32), st.integers(1, 30), st.booleans(), st.booleans())
+def test_a_batch_with_stand_ins_is_the_same_as_what_a_store_serves(seed, size, equal, scored):
+    rng, policy, scores = np.random.default_rng(seed), policies.Homophily(0.7, 0.2), Scores(NUM_IDS)
+    regions = policy.regions()
     lengths = np.full(NUM_IDS, 50) if equal else rng.integers(1, 100, NUM_IDS)
     names = [region.name for region in regions]
     quick, slow = (AccountingArena(lengths, CAPACITY, seed=3) for _ in range(2))
@@ -131,9 +133,11 @@ def test_a_batch_with_stand_ins_is_the_same_as_what_a_store_serves(seed, size, e
         )
         for _ in range(40):
             ids, keys, _ = accesses(rng, size)
+            if scored:
+                keys = policy.keys(ids, scores, None, None)
             served, hits = quick.replay_batch(
                 ids,
-                keys,
+                scores if scored else keys,
                 tables[0].serves.array,
                 "homophily",
                 entrance=names[0],
@@ -144,6 +148,7 @@ def test_a_batch_with_stand_ins_is_the_same_as_what_a_store_serves(seed, size, e
             assert hits.tolist() == (expected.outcomes != Outcome.FETCHED).tolist()
             degrees = rng.integers(0, 5, size)
             near = rng.integers(0, NUM_IDS, (size, 4)).astype(np.uint32)
+            scores.update(served, rng.integers(0, 9, size), 0)
             keys_kept = {by.keep(served, degrees, near.__getitem__) for by in chosen}
             assert len(keys_kept) == 1
             every = np.arange(NUM_IDS, dtype=np.uint32)
@@ -189,6 +194,7 @@ def test_what_makes_no_sense_is_refused():
             lambda: arena.replay_batch(ids, None, np.zeros(9, np.uint64), "main"),
             lambda: arena.replay_batch(ids, None, np.zeros(10, np.uint64), "nowhere"),
             lambda: arena.replay_batch(ids, np.zeros(1), np.zeros(10, np.uint64), "main"),
+            lambda: arena.replay_batch(ids, Scores(9), np.zeros(10, np.uint64), "main"),
         ):
             with pytest.raises(ConfigError):
                 call()

@@ -8,14 +8,14 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.scores import Scores
 from stoker.sim import replay
-from stoker.sim.signals import MadeUpGraph, with_made_up_graph
+from stoker.sim.signals import MadeUpGraph, MadeUpLosses, with_made_up_graph
 
 N = 3000
 
 
 def scored(graph, ids):
     scores = Scores(N)
-    graph.update(scores, Observation(ids, 3, 0, losses=np.ones(len(ids))))
+    graph.update(scores, Observation(ids, 3, 0))
     assert graph.neighbours is not None
     return scores, graph.neighbours
 
@@ -48,6 +48,15 @@ def test_a_sample_that_comes_twice_is_scored_once():
     scores, found = scored(MadeUpGraph(N), np.array([7, 5, 7], np.uint32))
     assert found.ids.tolist() == [5, 7]
     assert scores.seen[[5, 7]].tolist() == [1, 1]
+
+
+def test_losses_are_the_same_whether_drawn_before_they_are_asked_for():
+    early, late = MadeUpLosses(N, 3), MadeUpLosses(N, 3)
+    every = np.arange(N, dtype=np.uint32)
+    for epoch in (0, 1, 5, 1):
+        early.begin_epoch(epoch)
+        assert early(every, epoch).tolist() == late(every, epoch).tolist()
+    assert early(every, 1).tolist() != early(every, 2).tolist()
 
 
 def test_spidercache_substitutes_over_it():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.shared import private_arrays
 from stoker.store.counters import Counters
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -25,6 +26,13 @@ def test_it_sums_what_was_added():
     counters.add(hits=2, seconds=0.5)
     counters.add(hits=1)
     assert counters.totals() == {"hits": 3, "seconds": 0.5}
+
+
+def test_a_private_table_counts_for_its_process():
+    with private_arrays():
+        counters = Counters(["hits"])
+    counters.add(hits=2)
+    assert counters.totals() == {"hits": 2}
 
 
 def test_threads_lose_nothing():

@@ -109,6 +109,8 @@ class Arena {
     std::span<const std::int64_t> lengths;  // by id, or one for all
     const double* keys = nullptr;           // one an access: of a sample that is put, and of one
                                             // that was found unless there are keys `after`
+    const double* scores = nullptr;         // by id: in place of `keys`, for what is put, the score
+    const std::int32_t* seen = nullptr;     // of each sample that was seen; see score_key()
     const double* after = nullptr;          // one an access, set when its batch is over
     const std::uint8_t* regions = nullptr;  // one an access, where it goes; else all to `entrance`
     std::uint32_t entrance;

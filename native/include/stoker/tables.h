@@ -6,7 +6,9 @@
 // written (ConfigError).
 #pragma once
 
+#include <bit>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace stoker {
@@ -24,12 +26,29 @@ struct ScoreTable {
 };
 
 // Writes a score for each id, observed at `step`; of an id that comes twice the later one stays.
+// All have to be finite, which is checked first, as ids are.
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
                   std::int32_t step);
 
-// keys[i]: the score of ids[i], -infinity where `seen` is not above 0.
+// The score of a sample; -infinity where `seen` is not above 0. Without a branch, as no processor
+// could predict it.
+inline double score_key(const double* values, const std::int32_t* seen, std::uint32_t id) {
+  constexpr auto kNever = std::bit_cast<std::uint64_t>(-std::numeric_limits<double>::infinity());
+  const std::uint64_t is_seen = 0 - static_cast<std::uint64_t>(seen[id] > 0);
+  const auto score = std::bit_cast<std::uint64_t>(values[id]);
+  return std::bit_cast<double>((score & is_seen) | (kNever & ~is_seen));
+}
+
+// keys[i]: the score of ids[i], likewise.
 void score_keys(std::span<const double> values, std::span<const std::int32_t> seen, SampleIds ids,
                 double* keys);
+
+// The median of the values of rows whose `seen` is above 0; NaN if there are none.
+double median(std::span<const double> values, std::span<const std::int32_t> seen);
+
+// Writes each of `ids` once, ascending, to `found`, which has room for all; returns how many these
+// are. In linear time.
+std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found);
 
 // below[i]: how many of `values`, none of which is NaN, are less than values[i].
 void count_below(std::span<const double> values, std::int64_t* below);

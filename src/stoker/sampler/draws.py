@@ -206,22 +206,10 @@ def scores_or_median(scores: Scores) -> NDArray[np.float64]:
     So unseen samples are visited as often as the typical one. All zero, which gives nothing to
     draw by, becomes all one.
     """
-    seen = scores.seen > 0
-    median = None if seen.all() else _median(scores.values, seen)
     values: NDArray[np.float64] = scratch(len(scores), np.float64)
     values[:] = scores.values
-    if median is not None:
-        values[~seen] = median
+    unseen = scores.seen == 0
+    if unseen.any():
+        values[unseen] = core.median(scores.values, scores.seen)
     np.maximum(values, 0.0, out=values)
     return values if values.any() else np.ones(len(values))
-
-
-def _median(values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
-    """Return the median of those ``chosen`` (bool[N]) of f64[N]; NaN of none."""
-    some: NDArray[np.float64] = scratch(int(np.count_nonzero(chosen)), np.float64)
-    filled = 0
-    for at in range(0, len(values), _AT_ONCE):
-        part = values[at : at + _AT_ONCE][chosen[at : at + _AT_ONCE]]
-        some[filled : filled + len(part)] = part
-        filled += len(part)
-    return float(np.median(some, overwrite_input=True))

@@ -153,7 +153,7 @@ class AccountingArena(Arena):
     def replay_batch(
         self,
         ids: Ids,
-        keys: Keys,
+        keys: Keys | Scores,
         stand_ins: NDArray[np.uint64],
         key_region: str,
         *,
@@ -167,10 +167,21 @@ class AccountingArena(Arena):
         that they stand for: ``stand_ins`` is the table ``serves`` of
         :class:`~stoker.store.substitutes.StandIns`, and this the same as what
         :class:`~stoker.store.substitutes.ByNeighbour` chooses by it. ``keys`` (``f64[n]``) are
-        those of samples that are put; nothing else gets a new one.
+        those of samples that are put, or the scores that say them, -inf for one never seen; nothing
+        else gets a new one.
         """
+        scores = keys if isinstance(keys, Scores) else None
         return self._core.replay_batch(
-            self._ids(ids), self._lengths, keys, regions, entrance, overflow, stand_ins, key_region
+            self._ids(ids),
+            self._lengths,
+            None if isinstance(keys, Scores) else keys,
+            None if scores is None else scores.values,
+            None if scores is None else scores.seen,
+            regions,
+            entrance,
+            overflow,
+            stand_ins,
+            key_region,
         )
 
 

@@ -38,6 +38,9 @@ _RUN = 1 << 14  # accesses at once: their keys take little memory, and calls lit
 _WAITING = 3  # runs handed to the thread that serves, which so has never to wait for one
 _BATCHES = 8  # counted at once: the thread that does so takes turns with the one that serves
 
+_HIT, _FETCHED = np.int8(Outcome.HIT), np.int8(Outcome.FETCHED)
+_SUBSTITUTED = np.int8(Outcome.SUBSTITUTED)
+
 
 class Step(NamedTuple):
     """A batch that was served."""
@@ -49,19 +52,11 @@ class Step(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """A batch that was served, and the losses that training saw."""
+    """A batch that was served, and the losses that training saw; None if scores need none."""
 
-    asked: NDArray[np.uint32]
     served: NDArray[np.uint32]
     hits: NDArray[np.bool_]
-    losses: NDArray[np.float64]
-
-    @property
-    def outcomes(self) -> Outcomes:
-        """How its samples were served."""
-        how = np.where(self.hits, np.int8(Outcome.HIT), np.int8(Outcome.FETCHED))
-        how[self.served != self.asked] = Outcome.SUBSTITUTED
-        return how
+    losses: NDArray[np.float64] | None
 
 
 class Accesses:
@@ -163,7 +158,8 @@ class Job:
         count, policy = len(cache.sizes), cache.policy
         self.cache = cache
         self._losses = losses
-        self._epochs, self._batch_size, self._seed = epochs, batch_size, seed
+        self._batch_size, self._seed = batch_size, seed
+        self._epoch = 0  # the next one
         own = recipe.sampler_for(Room(cache.sizes, cache.capacity))(
             count, seed=seed, shuffle=True, pad_to=1, drop_last=False, epochs=epochs
         )
@@ -221,7 +217,7 @@ class Job:
 
     def run(self) -> EpochResult:
         """Run the next epoch; return what was counted."""
-        begun = self._controller.begin({}, self._rescore)
+        begun = self._begin()
         if self.cache.serves_runs:
             return self._run_at_once(begun)
         if self._swaps_runs(begun):
@@ -238,7 +234,14 @@ class Job:
 
     def steps(self) -> Generator[Step, None, EpochResult]:
         """Run the next epoch, and yield each of its batches; return what was counted."""
-        return (yield from self._steps(self._controller.begin({}, self._rescore)))
+        return (yield from self._steps(self._begin()))
+
+    def _begin(self) -> Begun:
+        """Begin the next epoch, while its losses are drawn."""
+        if self._is_scored and isinstance(self._losses, MadeUpLosses):
+            self._losses.begin_epoch(self._epoch)
+        self._epoch += 1
+        return self._controller.begin({}, self._rescore)
 
     def _steps(self, begun: Begun) -> Generator[Step, None, EpochResult]:
         """Run the epoch that was begun, likewise."""
@@ -327,9 +330,10 @@ class Job:
     def _swaps_runs(self, begun: Begun) -> bool:
         """Whether :meth:`_run_swapping` can serve the epoch."""
         plan, scorer = begun.plan, self._controller.observer.scorer
+        if plan is None or self._clock is not None or self._lag or not self.cache.swaps_runs:
+            return False
         are_known = not self._is_scored or scorer.foretold(np.zeros(1)) is not None
-        is_plain = plan is not None and plan.is_once_each and self._clock is None and not self._lag
-        return is_plain and are_known and self.cache.swaps_runs
+        return are_known and plan.is_once_each
 
     def _run_swapping(self, begun: Begun) -> EpochResult:
         """Run an epoch in runs of batches, in which samples stand in for others.
@@ -355,8 +359,6 @@ class Job:
                 cache.note_swaps(run, ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)
-        if isinstance(self._losses, MadeUpLosses) and plan.epoch + 1 < self._epochs:
-            self._losses.expect(plan.epoch + 1)  # while it is planned
         return self._end(tally, right, cache.package_reads - reads)
 
     def _scores_after(self, epoch: int) -> NDArray[np.floating[Any]] | None:
@@ -423,30 +425,43 @@ class Job:
                 shown = [self._show(plan, at, end) for at in range(start, end, self._batch_size)]
                 if counted is not None:
                     counted.result()
-                counted = thread.submit(self._count_shown, shown, tally, right)
+                part = plan.epoch, plan.ids[start:end], shown
+                counted = thread.submit(self._count_shown, *part, tally, right)
             if counted is not None:
                 counted.result()
         return self._end(tally, right, 0)
 
     def _show(self, plan: Plan, start: int, end: int) -> _Shown:
-        """Serve a batch of ``plan``, and have it scored."""
+        """Serve the batch of ``plan`` that begins at ``start``, and have it scored."""
         cache, observer = self.cache, self._controller.observer
-        positions = np.arange(start, min(start + self._batch_size, end))
-        ids = plan.ids[start : start + len(positions)]
-        keys = cache.policy.keys(ids, self._scores, plan, positions)
-        served, hits = cache.serve_batch(ids, keys)
-        losses = self._losses(served, plan.epoch)
-        observer.score(served, plan.epoch, {"losses": losses})
+        end = min(start + self._batch_size, end)
+        served, hits = cache.serve_batch(plan, start, end, self._scores)
+        losses = self._losses(served, plan.epoch) if observer.scorer.needs else None
+        observer.score(served, plan.epoch, {} if losses is None else {"losses": losses})
         cache.follow(served, observer.scorer.neighbours, self._scores)
-        return _Shown(ids, served, hits, losses)
+        return _Shown(served, hits, losses)
 
-    def _count_shown(self, shown: list[_Shown], tally: Tally, right: _Right) -> None:
-        for batch in shown:
-            self._controller.observer.add_losses(batch.losses)
-            right.add(batch.losses)
-            tally.add(batch.served, outcomes := batch.outcomes)
+    def _count_shown(
+        self,
+        epoch: int,
+        asked: NDArray[np.uint32],
+        shown: list[_Shown],
+        tally: Tally,
+        right: _Right,
+    ) -> None:
+        """Count batches of an epoch, of which ``asked`` were asked for, ``u32[n]``."""
+        served = np.concatenate([batch.served for batch in shown])
+        outcomes = np.where(np.concatenate([batch.hits for batch in shown]), _HIT, _FETCHED)
+        outcomes[served != asked] = _SUBSTITUTED
+        tally.add(served, outcomes)
+        known = [batch.losses for batch in shown if batch.losses is not None]
+        losses = np.concatenate(known) if known else self._losses(served, epoch)
+        for start in range(0, len(asked), self._batch_size):
+            batch = slice(start, start + self._batch_size)
+            self._controller.observer.add_losses(losses[batch])
+            right.add(losses[batch])
             if self._clock is not None:
-                self._clock.add(batch.served, outcomes)
+                self._clock.add(served[batch], outcomes[batch])
 
     def _end(
         self, tally: Tally, right: _Right, package_reads: int, read_ahead: int = 0

@@ -15,6 +15,7 @@ from stoker.jobs.board import Board
 from stoker.jobs.merged import Merged, kind_of
 from stoker.policy.base import Policy
 from stoker.recipes import Recipe, as_recipe
+from stoker.shared import private_arrays
 from stoker.sim.job import Job, Step
 from stoker.sim.replay import (
     as_cached,
@@ -111,6 +112,7 @@ def replay_jobs(
     shared = _Shared(kept, merge and count > 1)
     trainings: list[_Training] = []
     with ExitStack() as stack:
+        stack.enter_context(private_arrays())
         first: ReplayedCache | None = None
         for recipe, seed, rate in zip(chosen, drawn, speeds.tolist(), strict=True):
             mine = ReplayedCache(

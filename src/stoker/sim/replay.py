@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker.errors import ConfigError
 from stoker.recipes import Recipe, as_recipe
+from stoker.shared import private_arrays
 from stoker.sim.clock import Conditions
 from stoker.sim.job import Accesses, Job
 from stoker.sim.played import RecordedLosses, Visits, as_trace, scored_by
@@ -93,7 +94,10 @@ def replay(
     if read_ahead and conditions is not None:
         lag = conditions.workers * conditions.ahead
     window = read_ahead
-    with ReplayedCache(chosen, kept, held, seed, batch_size=batch_size, window=window) as replayed:
+    with (
+        private_arrays(),
+        ReplayedCache(chosen, kept, held, seed, batch_size=batch_size, window=window) as replayed,
+    ):
         job = Job(chosen, replayed, told, epochs, batch_size, seed, accesses, lag=lag)
         if conditions is not None:
             job.keep_time(conditions, lengths)

@@ -271,15 +271,19 @@ class ReplayedCache(PolicyCache):
         return self._packages.lacking
 
     def serve_batch(
-        self, ids: NDArray[np.uint32], keys: Keys
+        self, plan: Plan, start: int, end: int, scores: Scores
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Serve a batch ``u32[n]`` in one call; return what was served, and whether it was cached.
+        """Serve the batch of ``plan`` from ``start`` to ``end`` in one call, while scores are so.
 
-        As :meth:`serve`, where :attr:`serves_stand_ins`.
+        As :meth:`serve`, where :attr:`serves_stand_ins`. Return what was served, ``u32[n]``, and
+        whether it was cached.
         """
-        store = self._store
+        store, ids = self._store, plan.ids[start:end]
         assert self._arena is not None
         assert store.stand_ins is not None and store.substitution is not None
+        keys: Keys | Scores = scores
+        if not self.policy.keys_are_scores:
+            keys = self.policy.keys(ids, scores, plan, np.arange(start, end))
         self._num_served += len(ids)
         return self._arena.replay_batch(
             ids,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from threading import Thread
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -78,12 +78,22 @@ class MadeUpLosses:
     ) -> None:
         self._num_samples, self._seed, self._noise, self._spread = num_samples, seed, noise, spread
         self._epoch = -1
-        self._coming: Thread | None = None
+        self._drawn: Future[None] | None = None
 
     @cached_property
     def _now(self) -> NDArray[np.float32]:
         memory: NDArray[np.float32] = scratch(self._num_samples, np.float32)
         return memory
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Have the losses of ``epoch`` drawn in a thread; those of another one are forgotten."""
+        if epoch == self._epoch:
+            return
+        self._wait()
+        thread = ThreadPoolExecutor(1)
+        self._drawn = thread.submit(self._draw, epoch)
+        thread.shutdown(wait=False)
+        self._epoch = epoch
 
     def __call__(self, ids: NDArray[np.uint32], epoch: int) -> NDArray[np.float64]:
         """Return the losses of ``ids`` in ``epoch``."""
@@ -91,17 +101,13 @@ class MadeUpLosses:
 
     def of_all(self, epoch: int) -> NDArray[np.float32]:
         """Return ``f32[N]``, the losses of ``epoch``, until those of another one are asked for."""
-        if self._coming is not None:
-            self._coming.join()
-            self._coming = None
-        if epoch != self._epoch:
-            self._draw(epoch)
+        self.begin_epoch(epoch)
+        self._wait()
         return self._now
 
-    def expect(self, epoch: int) -> None:
-        """Begin to draw the losses of ``epoch``, which are asked for next, in a thread."""
-        self._coming = Thread(target=self._draw, args=(epoch,), daemon=True)
-        self._coming.start()
+    def _wait(self) -> None:
+        if self._drawn is not None:
+            self._drawn.result()
 
     def _draw(self, epoch: int) -> None:
         # Hardness is drawn again for each epoch, which takes less than to keep it weighs.
@@ -112,7 +118,6 @@ class MadeUpLosses:
             now = _log_normal(of_visits, self._now[at : at + _DRAWN], self._noise)
             now *= _log_normal(of_samples, memory[: len(now)], self._spread)
             now *= np.float32(2.3 * (epoch + 1) ** -0.6)
-        self._epoch = epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +250,7 @@ class MadeUpGraph(Scorer):
     Raises :class:`~stoker.errors.ConfigError` for numbers out of range.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+    needs: ClassVar[frozenset[Signal]] = frozenset()
 
     neighbours: Neighbours | None = None
     """Those of the batch scored last."""

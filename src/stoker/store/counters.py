@@ -64,6 +64,8 @@ class Counters:
 
     def _take_row(self) -> NDArray[np.float64]:
         self._row = self._private
+        if self._table.is_private:
+            return self._row
         try:
             # Reopened: a duplicate would share its locks with every other process.
             own = descriptors.reopen(self._table.fileno())

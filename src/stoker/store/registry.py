@@ -269,7 +269,7 @@ def open_arrays(key: str, layout: Layout, *, share: bool = True) -> SharedArrays
         except OSError as error:
             message = f"other processes cannot share {', '.join(layout)}: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return SharedArrays(_make(plain).arrays, None)
+    return SharedArrays(_created(plain), None)
 
 
 class _Arrays:
@@ -286,12 +286,15 @@ class _Arrays:
         """Do nothing: memory goes with its last user."""
 
 
-def _make(plain: dict[str, list[Any]]) -> _Arrays:
-    made = {
+def _created(plain: dict[str, list[Any]]) -> dict[str, SharedArray]:
+    return {
         name: SharedArray.create(size, dtype, name=f"stoker-{name}")
         for name, (size, dtype) in plain.items()
     }
-    return _Arrays(made, {"arrays": plain})
+
+
+def _make(plain: dict[str, list[Any]]) -> _Arrays:
+    return _Arrays(_created(plain), {"arrays": plain})
 
 
 def _attach(handle: Handle) -> _Arrays:
