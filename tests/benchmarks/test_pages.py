@@ -16,7 +16,6 @@ BY_HAND = {
     "feeding",
     "hit-path",
     "importance",
-    "line-rate",
     "nodes",
     "pool",
     "s3",
