@@ -53,8 +53,7 @@ void bind_marks(nb::module_& m) {
       "marks"_a.noconvert(), "wanted"_a, "ids"_a, "stamp"_a);
   m.def(
       "take_turns",
-      [](const Marks& marks, const Displaced& displaced, const IdArray& ids, std::uint32_t stamp,
-         std::uint32_t longest) {
+      [](const Marks& marks, const Displaced& displaced, const IdArray& ids, std::uint32_t stamp) {
         auto* turns = new std::uint32_t[ids.size()];
         const nb::capsule turns_owner(
             turns, [](void* memory) noexcept { delete[] static_cast<std::uint32_t*>(memory); });
@@ -62,13 +61,13 @@ void bind_marks(nb::module_& m) {
         const nb::capsule told_owner(
             told, [](void* memory) noexcept { delete[] static_cast<bool*>(memory); });
         stoker::take_turns({marks.data(), marks.size()}, {displaced.data(), displaced.size()},
-                           {ids.data(), ids.size()}, stamp, longest, turns, told);
+                           {ids.data(), ids.size()}, stamp, stoker::kLongestChain, turns, told);
         using Turns = nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<1>>;
         using Told = nb::ndarray<nb::numpy, bool, nb::ndim<1>>;
         return nb::make_tuple(Turns(turns, {ids.size()}, turns_owner),
                               Told(told, {ids.size()}, told_owner));
       },
-      "marks"_a.noconvert(), "displaced"_a.noconvert(), "ids"_a, "stamp"_a, "longest"_a);
+      "marks"_a.noconvert(), "displaced"_a.noconvert(), "ids"_a, "stamp"_a);
   // A thread that sees what is stored after a release fence, and passes an acquire fence before
   // looking further, sees all that was stored before. Python has no such fence.
   m.def("release_fence", [] { std::atomic_thread_fence(std::memory_order_release); });

@@ -6,13 +6,13 @@
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
+#include "stoker/marks.h"
 #include "stoker/tables.h"
 
 namespace stoker {
 namespace {
 
-constexpr std::uint32_t kLongestChain = 1000;  // of samples that displaced one another
-constexpr std::size_t kAhead = 16;             // marks looked up before they are needed
+constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
 
 double key_after(const Arena::OnceEach& once, std::uint32_t id) {
   return once.after != nullptr ? once.after[id] : once.short_after[id];

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 import stoker._core as core
 from stoker.errors import ConfigError
-from stoker.shared import SharedArray, scratch
+from stoker.shared import SharedArray, in_parts, scratch
 
 _OPTIONAL = ("weights", "beyond", "blocks", "batches")
-_AT_ONCE = 1 << 14  # accesses, so that what is worked out of them takes little memory
 _SPARSE = 16  # times the accesses: the largest id up to which a table of all ids pays
 
 _NEVER = np.float32(2**60)  # accesses; with a position added still 64 bits
@@ -163,10 +162,10 @@ class Plan:
             later = self.ids[:0] if self.following is None else self.following.ids
             memory = _next_use(self.ids, later)
             if (beyond := self._beyond_horizon) is not None:
-                for at in range(0, len(self), _AT_ONCE):
-                    part = memory.array[at : at + _AT_ONCE]
-                    unknown = part == self.horizon
-                    part[unknown] += _whole(beyond[self.ids[at : at + _AT_ONCE][unknown]])
+                for part in in_parts(len(self)):
+                    uses = memory.array[part]
+                    unknown = uses == self.horizon
+                    uses[unknown] += _whole(beyond[self.ids[part][unknown]])
             self._memory["next_use"] = memory
         return _read_only(self._memory["next_use"])
 
@@ -188,8 +187,7 @@ class Plan:
             first.fill(self.horizon)
         if self.following is None and self.beyond is not None:
             known = min(num_samples, len(self.beyond))
-            for at in range(0, known, _AT_ONCE):
-                part = slice(at, min(at + _AT_ONCE, known))
+            for part in in_parts(known):
                 first[part] += _whole(self.beyond[part])
         core.first_use(self.ids, first)
         return first

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from stoker.errors import CapacityError, ConfigError
 
 _LARGE_PAGE = 1 << 21  # bytes, on most machines
+_PART = 1 << 14
 
 _are_private = ContextVar("stoker.shared.are_private", default=False)
 
@@ -182,6 +183,16 @@ def _rebuild(
     # Children started by exec receive it inheritable; it must not leak into what they start.
     os.set_inheritable(fd, False)
     return cls._of(fd, shape, dtype, name)
+
+
+def in_parts(count: int) -> Iterator[slice]:
+    """Yield slices of an array of ``count`` elements, one after the other.
+
+    Each of so few, 2^14, that what is worked out of them takes little memory: there may be 100
+    million, and a gigabyte is what NumPy takes for 8 bytes of each.
+    """
+    for begin in range(0, count, _PART):
+        yield slice(begin, min(begin + _PART, count))
 
 
 def scratch(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

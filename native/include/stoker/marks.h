@@ -11,6 +11,8 @@
 
 namespace stoker {
 
+constexpr std::uint32_t kLongestChain = 1000;  // of samples that displaced one another
+
 // first[i]: true where ids[i] had an earlier stamp until now. Of all who mark an id with one stamp,
 // at most one sees true.
 void mark_once(std::span<std::uint32_t> marks, std::span<const std::uint32_t> ids,

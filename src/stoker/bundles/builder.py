@@ -17,7 +17,7 @@ from stoker.bundles.package import Package, decode, encode, stamp_of_files
 from stoker.bundles.packager import Totals
 from stoker.errors import SegmentError, SourceUnavailable
 from stoker.scores import distinct
-from stoker.shared import scratch
+from stoker.shared import in_parts, scratch
 from stoker.source.base import Source, read_whole
 from stoker.source.packed import Packed, gather
 from stoker.store.arena import Arena
@@ -26,7 +26,6 @@ from stoker.store.tier import Ids, Mask
 _MIXED_BYTES = 32 << 20
 _MOST_MIXED = 16
 _FEW = 64
-_AT_ONCE = 1 << 14
 log = logging.getLogger("stoker.bundles")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -142,9 +141,9 @@ def pack(
     """
     ids: Ids = scratch(int(np.count_nonzero(low)), np.uint32)
     filled = 0
-    for at in range(0, len(low), _AT_ONCE):
-        found = np.flatnonzero(low[at : at + _AT_ONCE])
-        ids[filled : filled + len(found)] = found + at
+    for part in in_parts(len(low)):
+        found = np.flatnonzero(low[part])
+        ids[filled : filled + len(found)] = found + part.start
         filled += len(found)
     return _cut(
         _ordered(ids, missed, existing, mixed_packages(min_bytes), rng), sizes, min_bytes, rng
@@ -163,24 +162,23 @@ def _ordered(
         group[existing[number]] = rank // mixed
     keys: NDArray[np.float64] = scratch(len(ids), np.float64)  # one number in place of two
     rng.random(out=keys)
-    for at in range(0, len(ids), _AT_ONCE):
-        some = ids[at : at + _AT_ONCE]
-        own = group.take(some)
+    for part in in_parts(len(ids)):
+        own = group.take(ids[part])
         first = np.where(own == groups, 0, 1 + own)
-        keys[at : at + _AT_ONCE] += np.where(missed.take(some), first, groups + 1 + own)
+        keys[part] += np.where(missed.take(ids[part]), first, groups + 1 + own)
     order: Ids = scratch(len(ids), np.uint32)
     core.count_up_to(keys, order, np.empty(0, np.uint32))
     del keys, group
     ordered = np.empty_like(ids)
-    for at in range(0, len(ids), _AT_ONCE):
-        ordered[at : at + _AT_ONCE] = ids.take(order[at : at + _AT_ONCE])
+    for part in in_parts(len(ids)):
+        ordered[part] = ids.take(order[part])
     return ordered
 
 
 def _cut(ids: Ids, sizes: NDArray[np.int64], min_bytes: int, rng: np.random.Generator) -> list[Ids]:
     ends: NDArray[np.int64] = scratch(len(ids), np.int64)
-    for at in range(0, len(ids), _AT_ONCE):
-        ends[at : at + _AT_ONCE] = sizes[ids[at : at + _AT_ONCE]]
+    for part in in_parts(len(ids)):
+        ends[part] = sizes[ids[part]]
     np.cumsum(ends, out=ends)
     cuts: list[int] = []
     begin = before = 0

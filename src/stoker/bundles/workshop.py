@@ -18,7 +18,7 @@ from stoker.bundles.depot import Depot
 from stoker.bundles.package import LEAST_HEAD, Package, decode_ids, head_bytes, stamp_of_files
 from stoker.bundles.packager import Flags, Job, Totals
 from stoker.errors import SegmentError
-from stoker.shared import SharedArray, scratch
+from stoker.shared import SharedArray, in_parts, scratch
 from stoker.source.base import Source
 from stoker.source.packed import pick
 from stoker.store.arena import Arena
@@ -26,7 +26,6 @@ from stoker.store.tier import Ids, Mask
 
 log = logging.getLogger("stoker.bundles")
 
-_AT_ONCE = 1 << 14
 _FRESH = 0.5  # seconds for which a look at the whole region holds
 _AHEAD = 4  # packages that lie ready to be loaded
 _HEAD = 64 << 10  # bytes that most heads fit into
@@ -336,8 +335,8 @@ class Workshop:
 def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
     """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
     still: Mask = scratch(len(chosen), np.bool_)
-    for at in range(0, len(chosen), _AT_ONCE):
-        ids = np.flatnonzero(chosen[at : at + _AT_ONCE])
-        ids += at
+    for part in in_parts(len(chosen)):
+        ids = np.flatnonzero(chosen[part])
+        ids += part.start
         still[ids] = served[ids] < stamp  # of shared memory, what is read takes up some
     return still

@@ -18,14 +18,13 @@ from stoker.policy.base import Policy
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
 from stoker.scores import Scores
+from stoker.shared import in_parts
 from stoker.store.claims import Claims
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE, GuardedTier
 
 ON_THEIR_WAY = 2
 """Batches of a process between storage and the step: one is learned from, one comes next."""
-
-_AT_ONCE = 1 << 14
 
 _NONE = np.empty(0, np.uint32)
 
@@ -194,9 +193,8 @@ class PolicyCache(EpochCache):
         if self._policy.has_places:
             wanted = self._policy.places(scores, whole, len(wanted))
             counts = np.zeros(256, np.int64)
-            for at in range(0, len(whole), _AT_ONCE):  # of 100 million, 8 bytes each are a lot
-                some = wanted[whole.ids[at : at + _AT_ONCE]]
-                counts += np.bincount(some, minlength=len(counts))
+            for part in in_parts(len(whole)):
+                counts += np.bincount(wanted[whole.ids[part]], minlength=len(counts))
             self._accesses = dict(zip(self._names, counts.tolist(), strict=False))
         if are_here is not None:
             wanted[~are_here] = NOWHERE

@@ -11,9 +11,7 @@ from stoker.errors import ConfigError
 from stoker.importance.base import Observation, Scorer, Signal
 from stoker.importance.baselines import LossHistory
 from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, least_of_largest
-from stoker.shared import scratch
-
-_AT_ONCE = 1 << 14
+from stoker.shared import in_parts, scratch
 
 
 class Hybrid(Scorer):
@@ -87,7 +85,7 @@ class Hybrid(Scorer):
         """
         variance: NDArray[np.float64] = scratch(self._num_samples, np.float64)
         variance.fill(np.nan)
-        for part in _parts(len(self._count)):
+        for part in in_parts(len(self._count)):
             variance[part] = self._variance(part)
         return variance
 
@@ -129,7 +127,7 @@ class Hybrid(Scorer):
         is_seen = scores.seen > 0
         seen = None if is_seen.all() else np.flatnonzero(is_seen)
         counts = counts_up_to(scores.values if seen is None else scores.values[seen])
-        for part in _parts(len(counts)):
+        for part in in_parts(len(counts)):
             rows: slice | NDArray[np.int64] = part if seen is None else seen[part]
             rank = counts[part] / len(counts)
             self._count[rows] += 1
@@ -159,7 +157,7 @@ class Hybrid(Scorer):
         All of which it is known if these are fewer; of equal ones those that come first.
         """
         variance, known = self.rank_variance, 0
-        for part in _parts(len(variance)):
+        for part in in_parts(len(variance)):
             some = variance[part]
             some = some[~np.isnan(some)]
             variance[known : known + len(some)] = some
@@ -167,7 +165,7 @@ class Hybrid(Scorer):
         floor, above = least_of_largest(variance[:known], min(size, known))
         del variance
         ties, chosen = min(size, known) - above, [np.empty(0, np.int64)]
-        for part in _parts(len(self._count)):
+        for part in in_parts(len(self._count)):
             some = self._variance(part)
             tied = np.flatnonzero(some == floor)
             chosen.append(part.start + np.union1d(np.flatnonzero(some > floor), tied[:ties]))
@@ -205,11 +203,6 @@ class Hybrid(Scorer):
         self._candidates = np.array(state["candidates"], np.uint32)
         epoch, passes, warm = np.asarray(state["progress"], np.int64)
         self._epoch, self._passes, self._warm = int(epoch), int(passes), bool(warm)
-
-
-def _parts(count: int) -> list[slice]:
-    """Return slices of so many samples, some at a time: there may be 100 million."""
-    return [slice(at, min(at + _AT_ONCE, count)) for at in range(0, count, _AT_ONCE)]
 
 
 class Realtime(Scorer):

@@ -14,13 +14,12 @@ from stoker.errors import ConfigError
 from stoker.plan import Plan
 from stoker.policy.base import Policy, Region
 from stoker.scores import Scores, least_of_largest
-from stoker.shared import scratch
+from stoker.shared import in_parts, scratch
 
 TRANSIT = 0.05
 """Share of the cache for what waits for its step, where batches are not known."""
 Split = Literal["fixed", "moving"]
 
-_AT_ONCE = 1 << 14
 _LEAST_TRANSIT, _MOST_TRANSIT = 0.001, 0.1
 _MOST_ACCESSES = 2**29 - 1
 
@@ -220,9 +219,9 @@ class HighLow(ByScore):
         floor, above = least_of_largest(_taken(values, known), wanted)
         places = self._low_where(seen, values, lambda scores: scores <= floor)
         left = wanted - above
-        for at in range(0, len(known) if left > 0 else 0, _AT_ONCE):
+        for part in in_parts(len(known) if left > 0 else 0):
             # In the order of the plan, which is random, so that ties favour no sample.
-            some = known[at : at + _AT_ONCE]
+            some = known[part]
             tied = some[values.take(some) == floor][:left]
             places[tied] = self.HIGH
             left -= len(tied)
@@ -247,8 +246,7 @@ class HighLow(ByScore):
     ) -> NDArray[np.uint8]:
         """Return u8[N], made some at a time, which leaves nothing behind."""
         places: NDArray[np.uint8] = scratch(len(values), np.uint8)
-        for at in range(0, len(values), _AT_ONCE):
-            part = slice(at, at + _AT_ONCE)
+        for part in in_parts(len(values)):
             low = seen[part] & is_low(values[part])
             places[part] = np.where(low, np.uint8(self.LOW), np.uint8(self.HIGH))
         return places
@@ -324,8 +322,7 @@ def _taken(values: NDArray[np.float64], ids: NDArray[np.uint32]) -> NDArray[np.f
     if len(ids) == len(values):  # of all, in whatever order
         taken[:] = values
         return taken
-    for at in range(0, len(ids), _AT_ONCE):
-        part = slice(at, at + _AT_ONCE)
+    for part in in_parts(len(ids)):
         taken[part] = values.take(ids[part])
     return taken
 

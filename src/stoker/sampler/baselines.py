@@ -17,9 +17,7 @@ from stoker.sampler.draws import (
 )
 from stoker.sampler.uniform import Draw, EpochSampler, expected
 from stoker.scores import Scores, counts_up_to
-from stoker.shared import SharedArray, scratch
-
-_AT_ONCE = 1 << 14
+from stoker.shared import SharedArray, in_parts, scratch
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,6 @@ class SelectiveSampler(EpochSampler):
         """
         at_most, total = _counts_of_all(scores), self.num_samples - self.size(scores)
         known = max(1, int(np.count_nonzero(scores.seen)))
-        parts = [slice(at, at + _AT_ONCE) for at in range(0, self.num_samples, _AT_ONCE)]
 
         def dropped(part: slice) -> NDArray[np.float64]:
             share: NDArray[np.float64] = 1 - (at_most[part] / known) ** self.beta
@@ -161,15 +158,16 @@ class SelectiveSampler(EpochSampler):
 
         memory: NDArray[np.float64] = scratch(self.num_samples, np.float64)
         filled = 0
-        for part in parts:
+        for part in in_parts(self.num_samples):
             some = dropped(part)
             some = some[some > 0]
             memory[filled : filled + len(some)] = some
             filled += len(some)
         factor = _factor(memory[:filled], total, self.num_samples)
         if factor is None:
-            return 1 - _scaled(np.concatenate([dropped(part) for part in parts]), total)
-        for part in parts:
+            every = np.concatenate([dropped(part) for part in in_parts(self.num_samples)])
+            return 1 - _scaled(every, total)
+        for part in in_parts(self.num_samples):
             memory[part] = 1 - factor * dropped(part)
         return memory
 

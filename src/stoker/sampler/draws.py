@@ -11,9 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 import stoker._core as core
 from stoker.errors import ConfigError
 from stoker.scores import Scores
-from stoker.shared import SharedArray, scratch
-
-_AT_ONCE = 1 << 14
+from stoker.shared import SharedArray, in_parts, scratch
 
 
 def generator(seed: int, epoch: int, stream: int = 0) -> np.random.Generator:
@@ -64,8 +62,8 @@ def repeated_in_random_order(counts: NDArray[np.uint32], rng: np.random.Generato
 def permutation(count: int, rng: np.random.Generator) -> SharedArray:
     """Return u32[count], 0 to count - 1 in random order, in memory that a plan can take over."""
     order = SharedArray.create(count, np.uint32, name="plan.ids")
-    for at in range(0, count, _AT_ONCE):
-        order.array[at : at + _AT_ONCE] = np.arange(at, min(at + _AT_ONCE, count))
+    for part in in_parts(count):
+        order.array[part] = np.arange(part.start, part.stop)
     shuffle(order.array, rng)
     return order
 
@@ -92,15 +90,16 @@ def systematic(
 
 def _drawable(inclusion: NDArray[np.float64]) -> tuple[NDArray[np.uint32], int]:
     """Return u32[n], the indices of probabilities above 0, and how many come first, those of 1."""
-    starts = range(0, len(inclusion), _AT_ONCE)
-    parts = [inclusion[at : at + _AT_ONCE] for at in starts]
-    certain = sum(int(np.count_nonzero(part >= 1)) for part in parts)
-    found = scratch(sum(int(np.count_nonzero(part > 0)) for part in parts), np.uint32)
+    every = len(inclusion)
+    certain = sum(int(np.count_nonzero(inclusion[part] >= 1)) for part in in_parts(every))
+    positive = sum(int(np.count_nonzero(inclusion[part] > 0)) for part in in_parts(every))
+    found = scratch(positive, np.uint32)
     ends = [0, certain]
-    for at, part in zip(starts, parts, strict=True):
-        for kind, chosen in enumerate([part >= 1, (part > 0) & (part < 1)]):
+    for part in in_parts(every):
+        chance = inclusion[part]
+        for kind, chosen in enumerate([chance >= 1, (chance > 0) & (chance < 1)]):
             some = np.flatnonzero(chosen)
-            found[ends[kind] : ends[kind] + len(some)] = some + at
+            found[ends[kind] : ends[kind] + len(some)] = some + part.start
             ends[kind] += len(some)
     return found, certain
 
@@ -135,25 +134,24 @@ def systematic_visits(
     """
     counts = np.empty(len(visits), np.uint32)  # rounded down
     order, filled = scratch(len(visits), np.uint32), 0
-    for at in range(0, len(visits), _AT_ONCE):
-        part = slice(at, at + _AT_ONCE)
+    for part in in_parts(len(visits)):
         every = times * visits[part]
         counts[part] = every
         rest = np.flatnonzero(every > counts[part])
-        order[filled : filled + len(rest)] = rest + at
+        order[filled : filled + len(rest)] = rest + part.start
         filled += len(rest)
     order = order[:filled]
     shuffle(order, rng)
-    parts = scratch(len(order), np.float64)
-    for at in range(0, len(order), _AT_ONCE):
-        rests = times * visits.take(order[at : at + _AT_ONCE])
-        parts[at : at + _AT_ONCE] = rests - np.floor(rests)
+    rests = scratch(len(order), np.float64)
+    for part in in_parts(len(order)):
+        wanted = times * visits.take(order[part])
+        rests[part] = wanted - np.floor(wanted)
     size = round(times * float(visits.sum())) - int(counts.sum(dtype=np.int64))
-    drawn = _along(order, parts, size, rng)
+    drawn = _along(order, rests, size, rng)
     core.count(counts.view(np.int32), drawn)
     # Their order is drawn too, and not needed: what follows is to be drawn from where that ends.
     shuffle(np.empty(len(drawn), np.uint8), rng)
-    del order, parts, drawn
+    del order, rests, drawn
     ids = scratch(int(counts.sum(dtype=np.int64)), np.uint32)
     core.repeat(counts, ids)
     del counts

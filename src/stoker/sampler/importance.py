@@ -17,9 +17,7 @@ from stoker.sampler.draws import (
 from stoker.sampler.super_epochs import super_epoch
 from stoker.sampler.uniform import Draw, EpochSampler, expected, has_evidence
 from stoker.scores import Scores
-from stoker.shared import SharedArray, scratch
-
-_AT_ONCE = 1 << 14
+from stoker.shared import SharedArray, in_parts, scratch
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,7 @@ class ImportanceSampler(EpochSampler):
         own.array[:] = ids[:count]
         del ids  # of all epochs
         weights = SharedArray.create(count, np.float32, name="plan.weights")
-        for at in range(0, count, _AT_ONCE):
-            part = slice(at, at + _AT_ONCE)
+        for part in in_parts(count):
             weights.array[part] = 1 / visits.take(own.array[part])
         beyond = SharedArray.create(count, np.float32, name="plan.beyond")
         expected(visits, count, beyond.array)
@@ -172,14 +169,14 @@ def _mean_weight(share: NDArray[np.float64], uniform: float) -> tuple[float, flo
 
     The slope is by the uniform part: v grows by 1 - share of it.
     """
-    total, slope, mixed = 0.0, 0.0, np.empty(min(len(share), _AT_ONCE))
-    for at in range(0, len(share), _AT_ONCE):  # which processors keep at hand
-        part = share[at : at + _AT_ONCE]
-        weights = np.multiply(part, 1 - uniform, out=mixed[: len(part)])
+    total = slope = 0.0
+    for part in in_parts(len(share)):
+        weights = share[part] * (1 - uniform)
         weights += uniform
         np.divide(1, weights, out=weights)
         total += float(weights.sum())
         weights *= weights
         slope -= float(weights.sum())
-        slope += float(np.multiply(weights, part, out=weights).sum())  # no BLAS: it has threads
+        weights *= share[part]  # and no product of vectors: BLAS has threads
+        slope += float(weights.sum())
     return total / len(share), slope / len(share)

@@ -13,12 +13,10 @@ from stoker.plan import Plan
 from stoker.sampler.base import Sampler
 from stoker.sampler.draws import generator, permutation
 from stoker.scores import Scores
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, in_parts
 
 MAX_SAMPLES = 2**32 - 1
 """Ids are 32 bits."""
-
-_AT_ONCE = 1 << 14  # samples: of 100 million, eight bytes each are a gigabyte
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,7 @@ def expected(
     longest = np.finfo(np.float32).max / 2
     times = np.empty(len(visits), np.float32) if times is None else times
     with np.errstate(divide="ignore"):
-        for at in range(0, len(visits), _AT_ONCE):
-            part = slice(at, at + _AT_ONCE)
+        for part in in_parts(len(visits)):
             times[part] = np.minimum(accesses / visits[part], longest)
     return times
 

@@ -24,14 +24,13 @@ from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
 from stoker.scores import Scores, distinct
-from stoker.shared import SharedArray, scratch
+from stoker.shared import SharedArray, in_parts, scratch
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
 from stoker.store.arena import Arena, Samples
 from stoker.store.tier import Ids, Keys, Mask
 from stoker.types import format_bytes
 
-_AT_ONCE = 1 << 14
 _STUCK = (Loaded.NO_ROOM, Loaded.TOO_LARGE)
 _GOES_ON = (Loaded.DONE, Loaded.NOT_NEEDED, Loaded.LOST)
 
@@ -243,8 +242,8 @@ class BlankSource(BaseSource):
     def fingerprint(self) -> str:
         """Hash of the lengths."""
         digest = hashlib.blake2b(digest_size=16)
-        for at in range(0, len(self), _AT_ONCE):
-            digest.update(np.ascontiguousarray(self._sizes[at : at + _AT_ONCE]).data)
+        for part in in_parts(len(self)):
+            digest.update(np.ascontiguousarray(self._sizes[part]).data)
         return digest.hexdigest()
 
     def read(self, ids: npt.ArrayLike) -> list[bytes]:

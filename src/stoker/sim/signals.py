@@ -17,12 +17,11 @@ from stoker.recipes import Recipe
 from stoker.recipes.base import part
 from stoker.sampler.draws import permutation
 from stoker.scores import Scores, distinct
-from stoker.shared import scratch
+from stoker.shared import in_parts, scratch
 from stoker.sim.trace import Trace
 
 Floats = NDArray[np.float64]
 
-_AT_ONCE = 1 << 14
 _DRAWN = 1 << 16  # at once: a thread that draws has to wait for its turn after each part
 _POINTS = 513  # of each distribution
 _MOST = 20_000  # samples by which persistence is measured
@@ -283,8 +282,8 @@ class MadeUpGraph(Scorer):
         each = scratch(num_samples, np.uint32)
         core.repeat(count.astype(np.uint32), each)
         self._group = scratch(num_samples, np.uint32)
-        for at in range(0, num_samples, _AT_ONCE):  # of indices NumPy makes 8 bytes each
-            self._group[self._members[at : at + _AT_ONCE]] = each[at : at + _AT_ONCE]
+        for some in in_parts(num_samples):
+            self._group[self._members[some]] = each[some]
         others = np.floor(rng.uniform(0, 2 * mixing, len(starts)) * (count - 1))
         same = count - others  # the sample itself among them
         self._score = np.log(1 / same + others / neighbor_max + 1)

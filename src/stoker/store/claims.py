@@ -18,7 +18,6 @@ from stoker.store.tier import Ids, Mask
 NOBODY = 2**32 - 1
 """In the place of a sample: it is not known which was served."""
 
-_LONGEST_CHAIN = 1000
 _POLL = 0.002  # seconds between two looks at what other processes note
 
 
@@ -124,7 +123,7 @@ class Claims:
         it displaced.
         """
         marks, displaced = self.served.array, self._displaced.array
-        return core.take_turns(marks, displaced, ids, stamp, _LONGEST_CHAIN)
+        return core.take_turns(marks, displaced, ids, stamp)
 
     def log(self, turns: Turns, ids: Ids) -> None:
         """Note what the accesses were served: ``ids``, ``u32[n]``."""

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from stoker._core import Rooms
 from stoker.policy.base import Region
-from stoker.shared import SharedArray
+from stoker.shared import SharedArray, in_parts
 from stoker.source.packed import Buffer, Packed, pick
 from stoker.store.arena import Arena, Samples, turns_of
 from stoker.store.tier import NOWHERE, Ids, Into, Keys, Mask
 
 if TYPE_CHECKING:
     from stoker.store.arena import Arena
-
-_AT_ONCE = 1 << 14
 
 
 class MemoryTier:
@@ -245,8 +243,8 @@ def rearrange(
 def held_in(arena: Arena) -> Ids:
     """Return the samples that are cached, ``u32[n]``, ascending."""
     held = [np.empty(0, np.uint32)]
-    for at in range(0, arena.num_ids, _AT_ONCE):
-        ids = np.arange(at, min(at + _AT_ONCE, arena.num_ids), dtype=np.uint32)
+    for part in in_parts(arena.num_ids):
+        ids = np.arange(part.start, part.stop, dtype=np.uint32)
         held.append(ids[arena.contains(ids)])
     return np.concatenate(held)
 
