@@ -2,6 +2,10 @@
 // not.
 #include "stoker/rooms.h"
 
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <numeric>
@@ -9,6 +13,19 @@
 #include <vector>
 
 #include "kit.h"
+
+namespace {
+
+std::atomic<int> mapped;
+
+}  // namespace
+
+// Stands before that of the system.
+extern "C" int madvise(void* at, std::size_t bytes,
+                       int advice) noexcept(noexcept(::madvise(nullptr, 0, 0))) {
+  if (advice == MADV_POPULATE_WRITE) ++mapped;
+  return static_cast<int>(::syscall(SYS_madvise, at, bytes, advice));
+}
 
 namespace {
 
@@ -111,6 +128,24 @@ void a_sample_in_pieces_comes_whole() {
   arena->verify();
 }
 
+// The kernel walked the pages of each sample that came, though it had mapped them for another.
+void memory_is_mapped_once() {
+  const auto arena = std::make_shared<Arena>(kit::geometry(4, 1'000'000), "");
+  const int before = mapped;
+  for (std::uint32_t turn = 0; turn < 100; ++turn) {
+    const std::uint32_t id = turn % 4;
+    arena->discard({&id, 1});
+    const auto rooms = rooms_for(arena, {id}, 200'000);
+    bring(*rooms, 0, id);
+    const bool whole = true;
+    bool there = false;
+    rooms->settle(&whole, &there);
+    CHECK(there && kit::there(*arena, id));
+  }
+  CHECK(mapped > before);
+  CHECK(mapped - before <= 1'100'000 / 65'536 + 2);
+}
+
 void readers_beside_it_see_whole_samples_or_none() {
   const auto arena = std::make_shared<Arena>(kit::geometry(8, 3000), "");
   std::atomic<bool> is_over{false};
@@ -170,6 +205,7 @@ int main() {
   what_is_not_settled_is_given_up_with_the_rooms();
   what_finds_no_room_keeps_its_claim();
   a_sample_in_pieces_comes_whole();
+  memory_is_mapped_once();
   readers_beside_it_see_whole_samples_or_none();
   a_process_that_dies_leaves_no_room_taken();
   a_child_does_not_give_up_what_its_parent_has();
