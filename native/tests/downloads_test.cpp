@@ -222,6 +222,16 @@ void no_server_waits_for_an_acknowledgement() {
   CHECK(server.connections() == 1);
 }
 
+void what_came_whole_is_not_acknowledged_apart() {
+  Server server({{"/object", answer("200 OK", "", "object")}});
+  stoker::Downloads downloads(kLibrary, patient());
+  get(downloads, server.url() + "/object", true);
+  const int before = acknowledged_at_once;
+  for (int i = 0; i < 3; ++i) get(downloads, server.url() + "/object", true);
+  CHECK(acknowledged_at_once == before);
+  CHECK(server.connections() == 1);
+}
+
 void a_connection_that_ends_between_two_objects_is_replaced() {
   Server server({{"/told", answer("200 OK", "Connection: close\r\nX-Then-Gone: 1\r\n", "object")},
                  {"/untold", answer("200 OK", "X-Then-Gone: 1\r\n", "object")},
@@ -363,6 +373,7 @@ int main() {
   what_is_not_as_listed_is_not_whole();
   many_at_once_come_once_each();
   no_server_waits_for_an_acknowledgement();
+  what_came_whole_is_not_acknowledged_apart();
   a_connection_that_ends_between_two_objects_is_replaced();
   a_connection_that_ends_while_it_is_idle_costs_nothing();
   an_answer_comes_in_pieces_of_any_size();
