@@ -165,6 +165,7 @@ struct Transfer {
   bool is_whole() const { return received == size; }
 
   void* easy = nullptr;
+  int descriptor = -1;  // of its connection
   Downloads::Parts into;
   std::uint64_t size = 0;
   std::uint64_t ticket = 0;
@@ -234,7 +235,8 @@ struct Downloads::Impl {
 
   Watched& watched(int descriptor);
   void report(int descriptor, std::uint32_t events);
-  static int watch(void*, int descriptor, int what, void* self, void*);
+  void acknowledge_begun();
+  static int watch(void* easy, int descriptor, int what, void* self, void*);
   static int connection(void* self, int, const Address* address);
   static int close_connection(void* self, int descriptor);
   static int set_timer(void*, long milliseconds, void* self);
@@ -247,9 +249,9 @@ struct Downloads::Impl {
   int waker = -1;
   double due = kNever;  // when libcurl wants to be called in any case
   double look_at = 0;   // when to look for what has stalled
-  int running = 0;      // transfers, as libcurl says
   std::vector<std::unique_ptr<Transfer>> transfers;
-  std::vector<Transfer*> idle;
+  int running = 0;  // transfers, as libcurl says
+  std::vector<Transfer*> idle, begun;
   std::vector<Watched> descriptors;
 };
 
@@ -305,8 +307,11 @@ void Downloads::Impl::report(int descriptor, std::uint32_t events) {
 }
 
 // Waits for what libcurl wants of a descriptor from now on.
-int Downloads::Impl::watch(void*, int descriptor, int what, void* self, void*) {
+int Downloads::Impl::watch(void* easy, int descriptor, int what, void* self, void*) {
   auto& impl = *static_cast<Impl*>(self);
+  Transfer* transfer = nullptr;
+  impl.curl.easy_getinfo(easy, kInfoPrivate, &transfer);
+  if (what != kPollRemove && transfer != nullptr) transfer->descriptor = descriptor;
   Watched& watched = impl.watched(descriptor);
   watched.wanted = 0;
   if (what != kPollRemove && (what & kPollIn) != 0) watched.wanted |= EPOLLIN;
@@ -368,6 +373,7 @@ void Downloads::Impl::begin(Option method, const std::string& address, Parts int
   Transfer& transfer = *idle.back();
   idle.pop_back();
   transfer.begin(std::move(into), ticket);
+  begun.push_back(&transfer);
   curl.easy_setopt(transfer.easy, method, 1L);
   curl.easy_setopt(transfer.easy, kUrl, address.c_str());
   // 0 means no limit: that is for what receives nothing.
@@ -398,19 +404,30 @@ bool Downloads::Impl::advance(double seconds) {
     const int ready = ((event.events & (EPOLLIN | EPOLLHUP)) != 0 ? kSelectIn : 0) |
                       ((event.events & EPOLLOUT) != 0 ? kSelectOut : 0) |
                       ((event.events & EPOLLERR) != 0 ? kSelectError : 0);
-    const bool began = watched(event.data.fd).is_partial;
-    if (began) acknowledge(event.data.fd);
+    const bool had_come = watched(event.data.fd).is_partial;
+    if (had_come) acknowledge(event.data.fd);
     const int before = running;
     curl.multi_socket_action(multi, event.data.fd, ready, &running);
     const bool is_partial = running >= before;
     watched(event.data.fd).is_partial = is_partial;
-    if (is_partial && !began) acknowledge(event.data.fd);
+    if (is_partial && !had_come) acknowledge(event.data.fd);
   }
   if (now() >= due) {
     due = kNever;
     curl.multi_socket_action(multi, kTimedOut, 0, &running);
+    acknowledge_begun();
   }
   return goes_on;
+}
+
+// Who asks may find the beginning of the answer there already, which no event tells then.
+void Downloads::Impl::acknowledge_begun() {
+  for (const Transfer* const each : begun) {
+    if (each->descriptor < 0 || !each->is_sent || each->is_whole()) continue;
+    acknowledge(each->descriptor);
+    watched(each->descriptor).is_partial = true;
+  }
+  begun.clear();
 }
 
 void Downloads::Impl::collect(std::vector<Done>& done) {
