@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import stoker._core as core
+from stoker._core import mark_once, shuffle
 from stoker.shared import SharedArray
 from stoker.source.packed import Packed, gather, pick
 from stoker.store.claims import Claims, Turns
@@ -204,7 +204,7 @@ class OnceEach:
         # Two processes hardly begin in the same nanosecond, so that their orders differ.
         random = np.random.default_rng((self._claims.rank_seed, stamp, int(begin * 1e9)))
         with random.bit_generator.lock:  # as random.shuffle(), in half the time
-            core.shuffle(ids, random.bit_generator.capsule, 0)
+            shuffle(ids, random.bit_generator.capsule, 0)
         self._nothing_at = -1 if ids.size else arrivals
         if ids.size:
             self._pool.append(ids[: max(_POOL, len(ids) // _POOL_SHARE)])
@@ -383,7 +383,7 @@ class ByNeighbour:
                 continue
             copy = int(self._tier.copies(key, self._region)[0])
             # Another rank may have moved it there at the same time: who marks it has made it.
-            if copy and core.mark_once(self._keyed, key, copy)[0]:
+            if copy and mark_once(self._keyed, key, copy)[0]:
                 entry = np.uint64(copy << 32 | int(key[0]))
                 self._serves[neighbours_of(index)] = entry
                 return int(key[0])
