@@ -5,6 +5,7 @@
 #include "stoker/racy_copy.h"
 
 namespace stoker {
+
 Rooms::Rooms(std::shared_ptr<Arena> arena, Arena::Ids ids, std::vector<std::uint64_t> sizes,
              const Arena::Placing& placing)
     : arena_(std::move(arena)),

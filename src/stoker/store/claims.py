@@ -91,11 +91,6 @@ class Claims:
         self.note_turns(earlier, earlier, stamp)
         self._epoch.array[:] = stamp, rank_seed % 2**32
 
-    @property
-    def displaced(self) -> SharedArray:
-        """``u64[N]``, on whose turns samples were served, as the class says."""
-        return self._displaced
-
     def holds(self, turns: Turns | None) -> bool:
         """Whether samples are to be claimed for these accesses; None: some of this epoch's."""
         stamp = self.stamp
