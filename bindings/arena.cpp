@@ -261,10 +261,14 @@ Array1<bool> replay(const PyArena& self, const IdArray& ids, const OffsetArray& 
 // Returns what was served and how, the room and who is gone at the end, and how many candidates
 // were not used.
 nb::tuple replay_once_each(const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
-                           const std::string& entrance, const std::string& overflow,
-                           std::size_t at_once, OnceEachArguments& once) {
+                           const std::optional<KeyArray>& keys,
+                           const std::optional<KeyArray>& after, const std::string& entrance,
+                           const std::string& overflow, std::size_t at_once,
+                           OnceEachArguments& once) {
   const auto arena = self.open();
-  auto run = run_of(*arena, ids, lengths, std::nullopt, std::nullopt, entrance, overflow);
+  auto run = run_of(*arena, ids, lengths, keys, std::nullopt, entrance, overflow);
+  if (after) check_keys(*after, ids);
+  run.after = after ? after->data() : nullptr;
   run.at_once = at_once;
   if (once.count() < arena->header().num_ids) {
     throw stoker::ConfigError("marks of " + std::to_string(once.count()) +
@@ -505,23 +509,23 @@ void bind_arena(nb::module_& m) {
       .def(
           "replay_once_each",
           [](const PyArena& self, const IdArray& ids, const OffsetArray& lengths,
+             const std::optional<KeyArray>& keys, const std::optional<KeyArray>& after,
              const std::string& entrance, const std::string& overflow, std::size_t at_once,
              const ById<std::uint32_t>& served, const ById<std::uint32_t>& turns,
              std::uint32_t stamp, const OnceEachArguments::Places& places, std::uint8_t place,
-             const OnceEachArguments::Scores& scores, const OnceEachArguments::Seen& seen,
-             const OnceEachArguments::After& after, const IdArray& candidates,
-             const nb::callable& search, const OnceEachArguments::Packaged& packaged,
-             std::int64_t room, const IdArray& gone, const nb::object& make_room) {
-            OnceEachArguments once(served, turns, stamp, places, place, scores, seen, after);
+             const IdArray& candidates, const nb::callable& search,
+             const OnceEachArguments::Packaged& packaged, std::int64_t room, const IdArray& gone,
+             const nb::object& make_room) {
+            OnceEachArguments once(served, turns, stamp, places, place);
             once.search_by(candidates, search);
             once.pack_by(packaged, room, gone, make_room);
-            return replay_once_each(self, ids, lengths, entrance, overflow, at_once, once);
+            return replay_once_each(self, ids, lengths, keys, after, entrance, overflow, at_once,
+                                    once);
           },
-          "ids"_a, "lengths"_a, "entrance"_a, "overflow"_a, "at_once"_a, "served"_a.noconvert(),
-          "turns"_a.noconvert(), "stamp"_a, "places"_a.noconvert().none(), "place"_a,
-          "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "after"_a.noconvert().none(),
-          "candidates"_a, "search"_a, "packaged"_a.noconvert().none(), "room"_a, "gone"_a,
-          "make_room"_a.none())
+          "ids"_a, "lengths"_a, "keys"_a.none(), "after"_a.none(), "entrance"_a, "overflow"_a,
+          "at_once"_a, "served"_a.noconvert(), "turns"_a.noconvert(), "stamp"_a,
+          "places"_a.noconvert().none(), "place"_a, "candidates"_a, "search"_a,
+          "packaged"_a.noconvert().none(), "room"_a, "gone"_a, "make_room"_a.none())
       .def("replay_batch", &replay_batch, "ids"_a, "lengths"_a, "keys"_a.none(),
            "scores"_a.noconvert().none(), "seen"_a.noconvert().none(), "regions"_a.none(),
            "entrance"_a, "overflow"_a, "stand_ins"_a.noconvert(), "key_region"_a)

@@ -4,12 +4,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/variant.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "stoker/arena.h"
@@ -23,14 +21,10 @@ class OnceEachArguments {
  public:
   using Ids = ById<const std::uint32_t>;
   using Places = std::optional<ById<const std::uint8_t>>;
-  using Scores = std::optional<ById<const double>>;
-  using Seen = std::optional<ById<const std::int32_t>>;
-  using After = std::variant<std::monostate, ById<const double>, ById<const float>>;
   using Packaged = std::optional<ById<std::uint8_t>>;
 
   OnceEachArguments(const ById<std::uint32_t>& served, const ById<std::uint32_t>& turns,
-                    std::uint32_t stamp, const Places& places, std::uint8_t place,
-                    const Scores& scores, const Seen& seen, const After& after)
+                    std::uint32_t stamp, const Places& places, std::uint8_t place)
       : count_(served.size()) {
     check(turns, "turns");
     once_.served = {served.data(), served.size()};
@@ -38,19 +32,6 @@ class OnceEachArguments {
     once_.stamp = stamp;
     once_.places = data(places, "places");
     once_.place = place;
-    once_.scores = data(scores, "scores");
-    once_.seen = data(seen, "seen");
-    if (const auto* long_ones = std::get_if<ById<const double>>(&after)) {
-      check(*long_ones, "after");
-      once_.after = long_ones->data();
-    } else if (const auto* short_ones = std::get_if<ById<const float>>(&after)) {
-      check(*short_ones, "after");
-      once_.short_after = short_ones->data();
-    }
-    const bool has_after = once_.after != nullptr || once_.short_after != nullptr;
-    if (scores.has_value() != seen.has_value() || scores.has_value() != has_after) {
-      throw stoker::ConfigError("give scores, seen and after, or none of them");
-    }
   }
 
   void search_by(const Ids& candidates, nanobind::callable search) {

@@ -14,22 +14,18 @@ namespace {
 
 constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
 
-double key_after(const Arena::OnceEach& once, std::uint32_t id) {
-  return once.after != nullptr ? once.after[id] : once.short_after[id];
-}
-
 }  // namespace
 
 // What is served for one batch after the other, and how: decided by marks, looked up by `look`.
 class Arena::Chooser {
  public:
-  Chooser(Arena& arena, OnceEach& once, std::size_t most)
+  Chooser(Arena& arena, const Run& run, OnceEach& once)
       : arena_(arena),
         once_(once),
-        flags_(new bool[most]),
-        missing_(new bool[most]),
-        was_served_(new bool[most]),
-        open_(new bool[most]) {}
+        entrance_(run.entrance),
+        flags_(new bool[run.at_once]),
+        missing_(new bool[run.at_once]),
+        places_(new std::uint8_t[run.at_once]) {}
 
   Ids batch;                            // what is asked for
   std::uint32_t* served;                // what is served
@@ -40,28 +36,16 @@ class Arena::Chooser {
     served = chosen;
     std::copy(batch.begin(), batch.end(), served);
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (i + kAhead < batch.size()) {
-        __builtin_prefetch(&once_.served[batch[i + kAhead]], 1);
-        if (once_.places != nullptr) __builtin_prefetch(&once_.places[batch[i + kAhead]]);
-      }
-      was_served_[i] = once_.served[batch[i]] >= once_.stamp;
-      open_[i] = takes_part(batch[i]);
+      places_[i] = once_.places == nullptr ? once_.place : once_.places[batch[i]];
     }
   }
 
   // Whether what a row asks for takes part; so does, then, what is served for it.
-  bool is_open(std::size_t row) const { return open_[row]; }
+  bool is_open(std::size_t row) const { return places_[row] == once_.place; }
 
-  // The key of what a row asks for, as the batch begins.
-  double key(std::uint32_t row) const {
-    const std::uint32_t id = batch[row];
-    if (was_served_[row]) return key_after(once_, id);
-    return score_key(once_.scores, once_.seen, id);
-  }
-
-  void expect_key(std::uint32_t row) const {
-    __builtin_prefetch(&once_.seen[batch[row]]);
-    __builtin_prefetch(&once_.scores[batch[row]]);
+  // The region for what is served for a row, if it has to be fetched.
+  std::uint32_t target(std::size_t row) const {
+    return once_.places == nullptr ? entrance_ : places_[row];
   }
 
   // `begun`: accesses of the run up to the end of this batch.
@@ -96,6 +80,7 @@ class Arena::Chooser {
   void mark(const std::vector<std::uint32_t>& rows, std::vector<std::uint32_t>& late) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (i + kAhead < rows.size()) {
+        __builtin_prefetch(&once_.served[batch[rows[i + kAhead]]], 1);
         __builtin_prefetch(&once_.turns[batch[rows[i + kAhead]]], 1);
       }
       const std::uint32_t id = batch[rows[i]];
@@ -112,11 +97,11 @@ class Arena::Chooser {
     wanted_.clear();
     rows_.clear();
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (!missing_[i] && open_[i]) rows_.push_back(static_cast<std::uint32_t>(i));
+      if (!missing_[i] && is_open(i)) rows_.push_back(static_cast<std::uint32_t>(i));
     }
     mark(rows_, wanted_);
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (missing_[i] && open_[i]) wanted_.push_back(static_cast<std::uint32_t>(i));
+      if (missing_[i] && is_open(i)) wanted_.push_back(static_cast<std::uint32_t>(i));
     }
   }
 
@@ -187,12 +172,15 @@ class Arena::Chooser {
 
   Arena& arena_;
   OnceEach& once_;
-  std::unique_ptr<bool[]> flags_, missing_, was_served_, open_;
+  std::uint32_t entrance_;
+  std::unique_ptr<bool[]> flags_, missing_;
+  std::unique_ptr<std::uint8_t[]> places_;  // of what each row asks for
   std::vector<std::uint32_t> wanted_, rows_, ids_;
 };
 
 // Reads what is not at hand, once where it is asked for twice, and puts it, region by region.
-void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how) {
+// `keys` are those of what is asked for, of others none is known.
+void Arena::fetch(const Chooser& chosen, const Run& run, const double* keys, How* how) {
   const std::vector<std::uint32_t>& rows = chosen.to_fetch;
   std::vector<std::uint32_t> ids, others;
   for (const std::uint32_t row : rows) ids.push_back(chosen.served[row]);
@@ -200,36 +188,28 @@ void Arena::fetch(const Chooser& chosen, const Run& run, const OnceEach& once, H
   claim(ids, flags.get());
   for (std::size_t i = 0; i < rows.size(); ++i) {
     how[rows[i]] = flags[i] ? How::kFetched : How::kHit;
+    if (flags[i]) continue;
     const auto word = entries_[ids[i]].word.load(std::memory_order_relaxed);
-    if (!flags[i] && state_of(word) == State::kReady) others.push_back(ids[i]);
+    if (state_of(word) == State::kReady) others.push_back(ids[i]);
   }
   std::vector<Sample> samples;
-  std::vector<double> keys;
-  const auto is_keyed = [this](std::uint32_t region) {
-    return region != kNone && header_->regions[region].order == Order::kKey;
-  };
-  const std::uint32_t targets = once.places == nullptr ? 1 : header_->num_regions;
-  for (std::uint32_t target = 0; target < targets; ++target) {
+  std::vector<double> own_keys;
+  for (std::uint32_t target = 0; target < header_->num_regions; ++target) {
     ids.clear();
     samples.clear();
-    keys.clear();
-    Placing placing{once.places == nullptr ? run.entrance : target, run.overflow};
-    const bool needs_keys =
-        once.scores != nullptr && (is_keyed(placing.region) || is_keyed(placing.overflow));
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (needs_keys && i + kAhead < rows.size()) chosen.expect_key(rows[i + kAhead]);
-      const std::uint32_t row = rows[i];
+    own_keys.clear();
+    for (const std::uint32_t row : rows) {
+      if (how[row] != How::kFetched || chosen.target(row) != target) continue;
       const std::uint32_t id = chosen.served[row];
-      const bool is_here = once.places == nullptr || once.places[id] == target;
-      if (how[row] != How::kFetched || !is_here) continue;
       ids.push_back(id);
       samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
-      if (!needs_keys) continue;
-      const bool is_asked = id == chosen.batch[row];  // of others no key is known
-      keys.push_back(is_asked ? chosen.key(row) : -std::numeric_limits<double>::infinity());
+      if (keys == nullptr) continue;
+      const bool is_asked = id == chosen.batch[row];
+      own_keys.push_back(is_asked ? keys[row] : -std::numeric_limits<double>::infinity());
     }
     if (ids.empty()) continue;
-    if (needs_keys) placing.keys = keys.data();
+    Placing placing{target, run.overflow};
+    if (keys != nullptr) placing.keys = own_keys.data();
     put(ids, samples.data(), placing, flags.get());
   }
   look(others, flags.get());
@@ -252,23 +232,33 @@ void Arena::note_packaged(const Chooser& chosen, const Run& run, OnceEach& once,
   }
 }
 
-// Gives what was served the keys that it has from now on, as far as it is where these count.
-void Arena::give_keys(const OnceEach& once, Ids served) {
+// Gives what was asked for and served the keys that it has from now on, as far as it is where these
+// count. What stood in for others is not.
+void Arena::give_keys(const Chooser& chosen, const double* keys) {
   std::vector<std::uint32_t> ids;
-  for (const std::uint32_t id : served) {
+  std::vector<double> own_keys;
+  for (std::size_t i = 0; i < chosen.batch.size(); ++i) {
+    const std::uint32_t id = chosen.batch[i];
     const std::uint32_t tag = ranks_[id].region.load(std::memory_order_relaxed);
-    if (tag == 0 || header_->regions[tag - 1].order != Order::kKey) continue;
-    if (once.after != nullptr) {
-      __builtin_prefetch(&once.after[id]);
-    } else {
-      __builtin_prefetch(&once.short_after[id]);
-    }
+    if (chosen.served[i] != id || tag == 0) continue;
+    if (header_->regions[tag - 1].order != Order::kKey) continue;
     ids.push_back(id);
+    own_keys.push_back(keys[i]);
   }
-  std::vector<double> keys;
-  keys.reserve(ids.size());
-  for (const std::uint32_t id : ids) keys.push_back(key_after(once, id));
-  rekey(ids, keys.data(), nullptr);
+  rekey(ids, own_keys.data(), nullptr);
+}
+
+void Arena::check_keys(const Run& run, const OnceEach& once) const {
+  if ((run.keys == nullptr) != (run.after == nullptr)) {
+    throw ConfigError("give keys before and after the accesses, or neither");
+  }
+  const auto has_keys = [this](std::uint32_t region) {
+    return region < header_->num_regions && header_->regions[region].order == Order::kKey;
+  };
+  const std::uint32_t own = once.places == nullptr ? run.entrance : once.place;
+  if (run.keys != nullptr && (has_keys(own) || has_keys(run.overflow))) {
+    throw ConfigError("what stands in for others may have no keys: give its region another order");
+  }
 }
 
 void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served,
@@ -276,14 +266,15 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
   check_replay(ids);
   if (run.at_once == 0) throw ConfigError("at_once=0 is invalid: give batches of 1 or more");
   if (once.stamp == 0) throw ConfigError("stamp=0 is invalid, it means no mark: count from 1");
-  Chooser chosen(*this, once, run.at_once);
+  check_keys(run, once);
+  Chooser chosen(*this, run, once);
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
     const std::size_t count = std::min(run.at_once, ids.size() - begin);
     const Ids batch = ids.subspan(begin, count);
     std::fill_n(how + begin, count, How::kHit);
     chosen.begin(batch, served + begin);
     chosen.choose(begin + count);
-    fetch(chosen, run, once, how + begin);
+    fetch(chosen, run, run.keys == nullptr ? nullptr : run.keys + begin, how + begin);
     for (std::size_t i = begin; i < begin + count; ++i) {
       if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
     }
@@ -292,7 +283,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
       once.room = once.make_room(once.gone);
       once.gone.clear();
     }
-    if (once.scores != nullptr) give_keys(once, {served + begin, count});
+    if (run.after != nullptr) give_keys(chosen, run.after + begin);
   }
 }
 

@@ -132,10 +132,6 @@ class Arena {
     std::uint8_t place = 0;                // of those that take part
     // 1: it came with a package, as only those that take part do; with `make_room`
     std::uint8_t* packaged = nullptr;
-    const double* scores = nullptr;      // null: the regions need no keys. What they were when
-    const std::int32_t* seen = nullptr;  // the epoch began, as far as samples were seen; and
-    const double* after = nullptr;       // what they are once a sample was served in it: one of
-    const float* short_after = nullptr;  // these two is given with `scores`
     std::int64_t room = 0;  // bytes of those that take part, served when `make_room` is due
     // Returns samples that may stand in, valid until the next call, none where there are no more;
     // told how many accesses of the run have begun.
@@ -147,6 +143,7 @@ class Arena {
   };
   enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
   // The same as replay(), but that samples stand in for others: served[i] is what access i got.
+  // With keys `after`, `keys` are for puts only; what stands in for others may have none.
   void replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served, How* how);
   // Who is served for samples that are missed.
   struct StandIns {
@@ -292,9 +289,10 @@ class Arena {
   void check_replay(Ids ids) const;
   void look(Ids batch, bool* found);
   class Chooser;
-  void fetch(const Chooser& chosen, const Run& run, const OnceEach& once, How* how);
+  void fetch(const Chooser& chosen, const Run& run, const double* keys, How* how);
   void note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how);
-  void give_keys(const OnceEach& once, Ids served);
+  void give_keys(const Chooser& chosen, const double* keys);
+  void check_keys(const Run& run, const OnceEach& once) const;
   std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
   std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
                                       bool* found);

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +109,8 @@ class AccountingArena(Arena):
         search: Callable[[int], Ids],
         bring: Callable[[Ids], int] | None,
         *,
+        keys: Keys = None,
+        after: Keys = None,
         entrance: str,
         overflow: str,
         at_once: int,
@@ -118,16 +119,19 @@ class AccountingArena(Arena):
 
         Each is served once an epoch, as by :class:`~stoker.store.substitutes.OnceEach`. Return who
         was served, ``u32[n]``, and how, ``i8[n]``, :class:`~stoker.types.Outcome`. The same as a
-        :class:`~stoker.store.store.Store` does batch after batch, and keys after each of them.
+        :class:`~stoker.store.store.Store` does batch after batch. ``keys`` and ``after`` (both
+        ``f64[n]``, or neither): of what is asked for, before its batch and after it. Raises
+        :class:`~stoker.errors.ConfigError` where what stands in for others needs keys.
 
         ``search`` returns who seems to be free, none where there are no more, and is told how many
         accesses have begun. ``bring`` brings packages: it is told who was served by the cache of
         those that take part, as soon as they have ``swaps.room`` bytes, and returns the next room.
         """
-        scores = swaps.scores
         served, outcomes, swaps.room, swaps.gone, left = self._core.replay_once_each(
             self._ids(ids),
             self._lengths,
+            keys,
+            after,
             entrance,
             overflow,
             at_once,
@@ -136,9 +140,6 @@ class AccountingArena(Arena):
             swaps.stamp,
             swaps.places,
             swaps.place,
-            None if scores is None else scores.values,
-            None if scores is None else scores.seen,
-            swaps.after,
             swaps.candidates,
             search,
             swaps.packaged,
@@ -199,10 +200,6 @@ class Swaps:
     """``u8[N]``, the region of each sample; None: all are put to the entrance and take part."""
     place: int
     """The region of those that take part."""
-    scores: Scores | None
-    """Those before the epoch, where keys are scores."""
-    after: NDArray[np.floating[Any]] | None
-    """``f32[N]`` or ``f64[N]``, the score of a sample once it was served."""
     candidates: Ids = field(default_factory=lambda: np.empty(0, np.uint32))
     """Who was found to be free last, as far as not used yet."""
     packaged: NDArray[np.uint8] | None = None

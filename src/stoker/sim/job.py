@@ -6,7 +6,8 @@ import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -345,31 +346,34 @@ class Job:
         plan, cache, batch = begun.plan, self.cache, self._batch_size
         assert plan is not None
         tally, right, reads = Tally(plan.epoch, cache.sizes), _Right(), cache.package_reads
-        cache.begin_swaps(self._scores, self._scores_after(plan.epoch))
+        cache.begin_swaps()
         span = self._span
+        starts = range(0, len(plan), span)
         with ThreadPoolExecutor(1) as thread:
-            runs = [plan.ids[start : start + span] for start in range(0, len(plan), span)]
-            coming = deque(thread.submit(cache.serve_swaps, run, batch) for run in runs[:_WAITING])
-            for number, run in enumerate(runs):
-                ids, outcomes = coming.popleft().result()
-                if number + _WAITING < len(runs):
-                    later = runs[number + _WAITING]
-                    coming.append(thread.submit(cache.serve_swaps, later, batch))
+            ahead = (
+                (ids, thread.submit(cache.serve_swaps, ids, *keys, batch))
+                for ids, keys in (self._asked_for(plan, slice(at, at + span)) for at in starts)
+            )
+            coming = deque(islice(ahead, _WAITING))
+            while coming:
+                asked, run = coming.popleft()
+                ids, outcomes = run.result()
+                coming.extend(islice(ahead, 1))
                 tally.add(ids, outcomes)
-                cache.note_swaps(run, ids, outcomes)
+                cache.note_swaps(asked, ids, outcomes)
                 if self._is_scored:
                     self._score_served(ids, plan.epoch, right)
         return self._end(tally, right, cache.package_reads - reads)
 
-    def _scores_after(self, epoch: int) -> NDArray[np.floating[Any]] | None:
-        """Return ``f[N]``, the score of each sample once it was served, if keys are scores."""
-        if self.cache.policy.natural_keys:
-            return None
-        foretold, probe = self._controller.observer.scorer.foretold, np.zeros(1)
-        if isinstance(self._losses, MadeUpLosses) and foretold(probe) is probe:
-            return self._losses.of_all(epoch)  # no copy, where scores are losses
-        every = np.arange(len(self.cache.sizes), dtype=np.uint32)
-        return foretold(self._losses(every, epoch))
+    def _asked_for(self, plan: Plan, part: slice) -> tuple[NDArray[np.uint32], tuple[Keys, Keys]]:
+        """Return a run of ``plan``, and the keys of its samples before and after their access."""
+        ids, policy = plan.ids[part], self.cache.policy
+        if policy.natural_keys:
+            return ids, (None, None)
+        # Of a sample that comes once, the score does not change before its own access.
+        before = policy.keys(ids, self._scores, plan, np.arange(part.start, part.start + len(ids)))
+        foretold = self._controller.observer.scorer.foretold(self._losses(ids, plan.epoch))
+        return ids, (before, foretold)
 
     def _score_served(self, ids: NDArray[np.uint32], epoch: int, right: _Right) -> None:
         """Score a run of batches that was served."""

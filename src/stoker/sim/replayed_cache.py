@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,17 +201,20 @@ class ReplayedCache(PolicyCache):
 
     @property
     def swaps_runs(self) -> bool:
-        """Whether batches may be served by :meth:`serve_swaps`: others stand in, once an epoch."""
-        has_keys = self.policy.natural_keys or self.policy.keys_are_scores
-        by_turns = isinstance(self._store.substitutes, OnceEach)
-        return self._arena is not None and not self.window and by_turns and has_keys
+        """Whether batches may be served by :meth:`serve_swaps`: others stand in, once an epoch.
 
-    def begin_swaps(self, scores: Scores, after: NDArray[np.floating[Any]] | None) -> None:
-        """Prepare for the runs of the epoch that was begun; its plan repeats no sample.
-
-        Keys are by ``scores`` before a sample is served in it, then by ``after`` (``f32[N]`` or
-        ``f64[N]``); with None there are no keys.
+        With keys that are scores, where what stands in for others has none.
         """
+        policy, rules = self.policy, self._recipe.substitution
+        if self._arena is None or self.window or rules is None:
+            return False
+        by_key = {region.name for region in policy.regions() if region.order == "key"}
+        apart = rules.has_places and by_key.isdisjoint({rules.region, policy.overflow})
+        has_keys = policy.natural_keys or (policy.keys_are_scores and apart)
+        return has_keys and isinstance(self._store.substitutes, OnceEach)
+
+    def begin_swaps(self) -> None:
+        """Prepare for the runs of the epoch that was begun; its plan repeats no sample."""
         store, packages, rules = self._store, self._packages, self._recipe.substitution
         assert store.claims is not None
         assert rules is not None
@@ -222,18 +224,17 @@ class ReplayedCache(PolicyCache):
             store.claims.stamp,
             store.places.array if rules.has_places and store.places is not None else None,
             self._names.index(rules.region),
-            None if after is None else scores,
-            after,
         )
         if packages is not None and store.packaged is not None:
             self._swaps.packaged, self._swaps.room = store.packaged.array, packages.lacking
 
     def serve_swaps(
-        self, ids: NDArray[np.uint32], batch: int
+        self, ids: NDArray[np.uint32], keys: Keys, after: Keys, batch: int
     ) -> tuple[NDArray[np.uint32], Outcomes]:
         """Serve a run of batches ``u32[n]`` in one call; return who was served, and how.
 
-        As :meth:`serve` for each, and then the keys after it, from :meth:`begin_swaps` on.
+        As :meth:`serve` for each, with the keys ``f64[n]`` before it and then those ``after`` it.
+        From :meth:`begin_swaps` on.
         """
         swaps, before, chooser = self._swaps, self._num_served, self._store.substitutes
         assert self._arena is not None
@@ -251,6 +252,8 @@ class ReplayedCache(PolicyCache):
             swaps,
             search,
             None if self._packages is None else self._bring_packages,
+            keys=keys,
+            after=after,
             entrance=self._names[0],
             overflow=self.policy.overflow,
             at_once=batch,
