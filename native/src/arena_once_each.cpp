@@ -12,7 +12,7 @@
 namespace stoker {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
+constexpr std::size_t kAhead = 16;  // marks and ranks looked up before they are needed
 
 }  // namespace
 
@@ -27,9 +27,11 @@ class Arena::Chooser {
         missing_(new bool[run.at_once]),
         places_(new std::uint8_t[run.at_once]) {}
 
-  Ids batch;                            // what is asked for
-  std::uint32_t* served;                // what is served
-  std::vector<std::uint32_t> to_fetch;  // rows whose samples are not at hand
+  Ids batch;              // what is asked for
+  std::uint32_t* served;  // what is served
+  std::vector<std::uint32_t>
+      to_fetch;                      // rows whose samples are not at hand, of those that are open
+  std::vector<std::uint32_t> apart;  // and of the others
 
   void begin(Ids asked, std::uint32_t* chosen) {
     batch = asked;
@@ -43,10 +45,11 @@ class Arena::Chooser {
   // Whether what a row asks for takes part; so does, then, what is served for it.
   bool is_open(std::size_t row) const { return places_[row] == once_.place; }
 
-  // The region for what is served for a row, if it has to be fetched.
-  std::uint32_t target(std::size_t row) const {
-    return once_.places == nullptr ? entrance_ : places_[row];
-  }
+  // The region of what a row asks for.
+  std::uint8_t place(std::size_t row) const { return places_[row]; }
+
+  // The region of what takes part.
+  std::uint32_t entrance() const { return once_.places == nullptr ? entrance_ : once_.place; }
 
   // `begun`: accesses of the run up to the end of this batch.
   void choose(std::size_t begun) {
@@ -57,8 +60,9 @@ class Arena::Chooser {
     take_turns(std::vector<std::uint32_t>(wanted_.begin() + static_cast<std::ptrdiff_t>(taken),
                                           wanted_.end()));
     to_fetch.clear();
+    apart.clear();
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (missing_[i]) to_fetch.push_back(static_cast<std::uint32_t>(i));
+      if (missing_[i]) (is_open(i) ? to_fetch : apart).push_back(static_cast<std::uint32_t>(i));
     }
   }
 
@@ -178,41 +182,61 @@ class Arena::Chooser {
   std::vector<std::uint32_t> wanted_, rows_, ids_;
 };
 
-// Reads what is not at hand, once where it is asked for twice, and puts it, region by region.
-// `keys` are those of what is asked for, of others none is known.
+// Reads what is not at hand and puts it, region by region. `keys` are those of what is asked for,
+// of others none is known.
 void Arena::fetch(const Chooser& chosen, const Run& run, const double* keys, How* how) {
+  for (std::uint32_t target = 0; target < header_->num_regions; ++target) {
+    if (target == chosen.entrance()) fetch_open(chosen, run, keys, how);
+    if (!chosen.apart.empty()) fetch_apart(chosen, run, keys, target, how);
+  }
+}
+
+// What takes part: read once where it is asked for twice.
+void Arena::fetch_open(const Chooser& chosen, const Run& run, const double* keys, How* how) {
   const std::vector<std::uint32_t>& rows = chosen.to_fetch;
   std::vector<std::uint32_t> ids, others;
   for (const std::uint32_t row : rows) ids.push_back(chosen.served[row]);
   const std::unique_ptr<bool[]> flags(new bool[ids.size()]);
   claim(ids, flags.get());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    how[rows[i]] = flags[i] ? How::kFetched : How::kHit;
-    if (flags[i]) continue;
-    const auto word = entries_[ids[i]].word.load(std::memory_order_relaxed);
-    if (state_of(word) == State::kReady) others.push_back(ids[i]);
-  }
+  ids.clear();
   std::vector<Sample> samples;
   std::vector<double> own_keys;
-  for (std::uint32_t target = 0; target < header_->num_regions; ++target) {
-    ids.clear();
-    samples.clear();
-    own_keys.clear();
-    for (const std::uint32_t row : rows) {
-      if (how[row] != How::kFetched || chosen.target(row) != target) continue;
-      const std::uint32_t id = chosen.served[row];
-      ids.push_back(id);
-      samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
-      if (keys == nullptr) continue;
-      const bool is_asked = id == chosen.batch[row];
-      own_keys.push_back(is_asked ? keys[row] : -std::numeric_limits<double>::infinity());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::uint32_t id = chosen.served[rows[i]];
+    how[rows[i]] = flags[i] ? How::kFetched : How::kHit;
+    if (!flags[i]) {
+      const auto word = entries_[id].word.load(std::memory_order_relaxed);
+      if (state_of(word) == State::kReady) others.push_back(id);
+      continue;
     }
-    if (ids.empty()) continue;
-    Placing placing{target, run.overflow};
-    if (keys != nullptr) placing.keys = own_keys.data();
-    put(ids, samples.data(), placing, flags.get());
+    ids.push_back(id);
+    samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
+    if (keys == nullptr) continue;
+    const bool is_asked = id == chosen.batch[rows[i]];
+    own_keys.push_back(is_asked ? keys[rows[i]] : -std::numeric_limits<double>::infinity());
   }
+  const Placing placing{chosen.entrance(), run.overflow,
+                        keys == nullptr ? nullptr : own_keys.data()};
+  if (!ids.empty()) put(ids, samples.data(), placing, flags.get());
   look(others, flags.get());
+}
+
+// What does not take part, and so comes once: it needs no claim.
+void Arena::fetch_apart(const Chooser& chosen, const Run& run, const double* keys,
+                        std::uint32_t target, How* how) {
+  std::vector<std::uint32_t> ids;
+  std::vector<Sample> samples;
+  std::vector<double> own_keys;
+  for (const std::uint32_t row : chosen.apart) {
+    if (chosen.place(row) != target) continue;
+    const std::uint32_t id = chosen.batch[row];
+    ids.push_back(id);
+    samples.push_back({nullptr, static_cast<std::uint64_t>(run.length_of(id))});
+    if (keys != nullptr) own_keys.push_back(keys[row]);
+    how[row] = How::kFetched;
+  }
+  const double* const of_ids = keys == nullptr ? nullptr : own_keys.data();
+  if (!ids.empty()) put_unclaimed(ids, samples.data(), {target, run.overflow, of_ids});
 }
 
 // What was fetched has a copy of its own from now on; what was served makes room for packages. Only
@@ -238,6 +262,7 @@ void Arena::give_keys(const Chooser& chosen, const double* keys) {
   std::vector<std::uint32_t> ids;
   std::vector<double> own_keys;
   for (std::size_t i = 0; i < chosen.batch.size(); ++i) {
+    if (i + kAhead < chosen.batch.size()) __builtin_prefetch(&ranks_[chosen.batch[i + kAhead]], 1);
     const std::uint32_t id = chosen.batch[i];
     const std::uint32_t tag = ranks_[id].region.load(std::memory_order_relaxed);
     if (chosen.served[i] != id || tag == 0) continue;

@@ -145,6 +145,26 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
   pend(slot(), -count);
 }
 
+// The same as put() for samples that are neither there nor claimed, of a blank arena. Most
+// newcomers are turned away, and are not looked at then.
+void Arena::put_unclaimed(Ids ids, const Sample* samples, const Placing& placing) {
+  in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
+    const Guard guard(*this, Guard::Insist::kYes);
+    std::uint32_t taken[kBatch];
+    std::size_t num_taken = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t length = samples[at + i].size;
+      const double* key = part.keys == nullptr ? nullptr : part.keys + i;
+      if (key != nullptr && part.overflow == kNone && turns_away(part.region, length, *key)) {
+        ++header_->rejected;
+      } else if (place(ids[at + i], length, key, part) == Reserved::kTaken) {
+        taken[num_taken++] = ids[at + i];
+      }
+    }
+    for (std::size_t i = 0; i < num_taken; ++i) publish(taken[i]);
+  });
+}
+
 void Arena::reserve_some(Ids ids, const Sample* samples, const Placing& placing,
                          Reserved* reserved) {
   for (std::size_t i = 0; i < ids.size();) {

@@ -177,6 +177,14 @@ bool Arena::evict_for(std::uint32_t region) {
   return false;
 }
 
+// Whether a region is sure to reject a newcomer, which most are: it is full, and all are better.
+bool Arena::turns_away(std::uint32_t region, std::uint64_t length, double key) {
+  const Region& wanted = header_->regions[region];
+  return wanted.admission == Admission::kBeatsVictims && wanted.order == Order::kKey &&
+         wanted.pop == Pop::kEvict && wanted.ghost == kNone && wanted.strict && wanted.size > 0 &&
+         wanted.bytes + length > budget_of(wanted) && !beats(wanted, key, heap(region).at(0).key);
+}
+
 // Evicts so many of the smallest that the newcomer fits, if it beats every one of them. Nodes stay
 // where they are until that is known: most newcomers fail, or meet what was reserved just now.
 bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key) {

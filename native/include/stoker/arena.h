@@ -143,6 +143,7 @@ class Arena {
   };
   enum class How : std::int8_t { kHit, kSubstituted, kFetched, kPackaged };
   // The same as replay(), but that samples stand in for others: served[i] is what access i got.
+  // Those that do not take part are asked for once.
   // With keys `after`, `keys` are for puts only; what stands in for others may have none.
   void replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint32_t* served, How* how);
   // Who is served for samples that are missed.
@@ -290,6 +291,9 @@ class Arena {
   void look(Ids batch, bool* found);
   class Chooser;
   void fetch(const Chooser& chosen, const Run& run, const double* keys, How* how);
+  void fetch_open(const Chooser& chosen, const Run& run, const double* keys, How* how);
+  void fetch_apart(const Chooser& chosen, const Run& run, const double* keys, std::uint32_t target,
+                   How* how);
   void note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how);
   void give_keys(const Chooser& chosen, const double* keys);
   void check_keys(const Run& run, const OnceEach& once) const;
@@ -308,6 +312,7 @@ class Arena {
   template <typename Do>
   void in_parts(Ids ids, const Sample* samples, const Placing& placing, Do do_some);
   void put_some(Ids ids, const Sample* samples, const Placing& placing, bool* admitted);
+  void put_unclaimed(Ids ids, const Sample* samples, const Placing& placing);
   void reserve_some(Ids ids, const Sample* samples, const Placing& placing, Reserved* reserved);
   Reserved place(std::uint32_t id, std::uint64_t length, const double* key, const Placing& placing);
   bool undo(std::uint32_t id);
@@ -347,6 +352,7 @@ class Arena {
     return Excess{}.covers(excess(region, length));
   }
   bool evict_for(std::uint32_t region);
+  bool turns_away(std::uint32_t region, std::uint64_t length, double key);
   bool beats_victims(std::uint32_t region, std::uint64_t length, double key);
   bool beats_popped(std::uint32_t region, std::uint64_t length, double key);
   bool next_victim(std::uint32_t region, Victim& victim);
