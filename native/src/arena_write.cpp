@@ -150,14 +150,20 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
 void Arena::put_unclaimed(Ids ids, const Sample* samples, const Placing& placing) {
   in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
     const Guard guard(*this, Guard::Insist::kYes);
+    const auto is_turned_away = [&](std::size_t i) {
+      return part.keys != nullptr && part.overflow == kNone &&
+             turns_away(part.region, samples[at + i].size, part.keys[i]);
+    };
     std::uint32_t taken[kBatch];
     std::size_t num_taken = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t length = samples[at + i].size;
+      if (i + kAhead < count && !is_turned_away(i + kAhead)) {
+        __builtin_prefetch(&entries_[ids[at + i + kAhead]], 1);
+      }
       const double* key = part.keys == nullptr ? nullptr : part.keys + i;
-      if (key != nullptr && part.overflow == kNone && turns_away(part.region, length, *key)) {
+      if (is_turned_away(i)) {
         ++header_->rejected;
-      } else if (place(ids[at + i], length, key, part) == Reserved::kTaken) {
+      } else if (place(ids[at + i], samples[at + i].size, key, part) == Reserved::kTaken) {
         taken[num_taken++] = ids[at + i];
       }
     }
@@ -217,7 +223,8 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
   if (fitting) forget(id);
   Region& target = header_->regions[region];
   fitting = fitting && (!target.strict || length <= budget_of(target));
-  while (fitting && (fitting = make_room(region, length, key)) &&
+  std::uint32_t newcomer = id;
+  while (fitting && (fitting = make_room(region, length, key, &newcomer)) &&
          !allocate(entry, blocks_of(length))) {
     // There is room, but in too many pieces.
     fitting = target.admission != Admission::kWhileRoom && evict_for(region);
@@ -243,7 +250,7 @@ Arena::Reserved Arena::reserve(std::uint32_t id, std::uint64_t length, const dou
     }
   }
   header_->payload += length;
-  if (!enlist(region, id, first_key(target, key))) {
+  if (newcomer != kNone && !enlist(region, id, first_key(target, key))) {
     drop(id);  // out of nodes, and so out of reach of eviction
     return Reserved::kRefused;
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "stoker/arena.h"
 #include "stoker/crc32c.h"
@@ -140,7 +141,9 @@ Arena::Excess Arena::excess(const Region& region, std::uint64_t length) const {
           over(blocks_of(length), header_->free_blocks)};
 }
 
-bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key) {
+// With `newcomer`, that one may be put in the place of a victim's node at once, and is kNone then.
+bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* key,
+                      std::uint32_t* newcomer) {
   const Region& wanted = header_->regions[region];
   if (fits(wanted, length)) return true;
   if (wanted.strict && wanted.bytes + length <= budget_of(wanted)) {
@@ -152,7 +155,7 @@ bool Arena::make_room(std::uint32_t region, std::uint64_t length, const double* 
   }
   if (wanted.admission == Admission::kWhileRoom) return false;
   if (wanted.admission == Admission::kBeatsVictims) {
-    return beats_victims(region, length, first_key(wanted, key));
+    return beats_victims(region, length, first_key(wanted, key), newcomer);
   }
   while (!fits(wanted, length)) {
     if (!evict_for(region)) return false;
@@ -187,7 +190,8 @@ bool Arena::turns_away(std::uint32_t region, std::uint64_t length, double key) {
 
 // Evicts so many of the smallest that the newcomer fits, if it beats every one of them. Nodes stay
 // where they are until that is known: most newcomers fail, or meet what was reserved just now.
-bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key) {
+bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key,
+                          std::uint32_t* newcomer) {
   const Region& wanted = header_->regions[region];
   if (wanted.order != Order::kKey || wanted.pop != Pop::kEvict) {
     return beats_popped(region, length, key);
@@ -212,7 +216,12 @@ bool Arena::beats_victims(std::uint32_t region, std::uint64_t length, double key
   }
   for (std::size_t i = 0; i < victims_.size(); ++i) {
     const std::uint32_t id = victims_[i].id();
-    members.remove(i == 0 ? victims_[i].seat : members.find(id));  // later ones may have moved
+    const std::uint32_t pos = i == 0 ? victims_[i].seat : members.find(id);  // later ones may move
+    if (newcomer != nullptr && header_->blank != 0 && i + 1 == victims_.size()) {
+      members.replace(pos, std::exchange(*newcomer, kNone), key);  // where there is always room
+    } else {
+      members.remove(pos);
+    }
     evict(region, id);
   }
   expect_victims(members);

@@ -127,6 +127,16 @@ void Heap::remove(std::uint32_t pos) {
   if (pos < end) settle(pos, last);
 }
 
+void Heap::replace(std::uint32_t pos, std::uint32_t id, double key) {
+  const Node gone = lift(pos);
+  ranks_[gone.id()].region.store(0, std::memory_order_relaxed);
+  Rank& rank = ranks_[id];
+  rank.key.store(key, std::memory_order_relaxed);
+  rank.seat.store(gone.seat, std::memory_order_relaxed);
+  rank.region.store(tag_, std::memory_order_relaxed);
+  settle(pos, {key, turn_of(id), gone.seat});
+}
+
 void Heap::update(std::uint32_t pos, double key) {
   if (is_line()) {
     const std::uint32_t id = at(pos).id();

@@ -229,6 +229,15 @@ void others_stand_in_once() {
   once.search = [&](std::size_t) -> Arena::Ids { return beyond; };
   CHECK_THROWS(ConfigError,
                arena.replay_once_each({asked.data(), 1}, run, once, got.data(), how.data()));
+  given = true;
+  const std::vector<double> keys(asked.size(), 1.0);
+  run.keys = keys.data();
+  CHECK_THROWS(ConfigError, arena.replay_once_each(asked, run, once, got.data(), how.data()));
+  run.after = keys.data();
+  arena.replay_once_each({asked.data(), 1}, run, once, got.data(), how.data());
+  Arena by_key(blank(), "");  // "main" is ordered by keys: what stands in would need one
+  CHECK_THROWS(ConfigError, by_key.replay_once_each(asked, run, once, got.data(), how.data()));
+  run.keys = run.after = nullptr;
   Arena full(kit::geometry(kIds, kCapacity), "");
   CHECK_THROWS(ConfigError, full.replay_once_each(asked, run, once, got.data(), how.data()));
   run.at_once = 0;

@@ -339,7 +339,8 @@ class Arena {
   std::uint32_t piece_from(std::uint32_t block, std::uint32_t most) const;
 
   // eviction (eviction.cpp)
-  bool make_room(std::uint32_t region, std::uint64_t length, const double* key);
+  bool make_room(std::uint32_t region, std::uint64_t length, const double* key,
+                 std::uint32_t* newcomer = nullptr);
   struct Excess {
     std::uint64_t bytes = 0;
     std::uint64_t blocks = 0;
@@ -353,7 +354,8 @@ class Arena {
   }
   bool evict_for(std::uint32_t region);
   bool turns_away(std::uint32_t region, std::uint64_t length, double key);
-  bool beats_victims(std::uint32_t region, std::uint64_t length, double key);
+  bool beats_victims(std::uint32_t region, std::uint64_t length, double key,
+                     std::uint32_t* newcomer);
   bool beats_popped(std::uint32_t region, std::uint64_t length, double key);
   bool next_victim(std::uint32_t region, Victim& victim);
   void expect(std::uint32_t id) const;
