@@ -34,6 +34,14 @@ def test_a_repeated_id_counts_twice_and_keeps_its_later_value() -> None:
     assert scores.seen[1] == 2
 
 
+def test_each_row_may_have_a_step_of_its_own() -> None:
+    scores = Scores(4)
+    scores.update([2, 0, 2], [1.5, -2.0, 3.0], step=[7, 8, 9])
+    assert scores.last.tolist() == [8, -1, 9, -1]
+    with pytest.raises(ConfigError, match=r"\(2,\) steps for \(3,\) ids"):
+        scores.update([2, 0, 2], [1.5, -2.0, 3.0], step=[7, 8])
+
+
 def test_an_empty_update_changes_nothing() -> None:
     scores = Scores(2)
     scores.update([], [], step=1)
