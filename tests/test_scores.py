@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, filled, least_of_largest
+from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, least_of_largest
 
 
 def test_starts_unseen() -> None:
@@ -202,14 +202,6 @@ def test_a_history_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="histories"):
         scores.restore([1.0], [0], [1], accuracies=[0.5], losses=[1.0, 2.0], deviations=[0.0])
     assert scores.seen[0] == 0
-
-
-def test_unseen_samples_are_filled_with_the_median() -> None:
-    scores = Scores(5)
-    assert filled(scores).tolist() == [0.0] * 5
-    scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
-    assert filled(scores).tolist() == [5.0, -1.0, 2.0, 2.0, 2.0]
-    assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
 
 
 def percentiles(values):

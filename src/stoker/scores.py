@@ -323,18 +323,6 @@ class Scores:
         return np.ascontiguousarray(given, np.uint32)
 
 
-def filled(scores: Scores) -> NDArray[np.float64]:
-    """Return f64[N]: the scores, with unseen samples where the median of the seen ones is.
-
-    That is what the sample in the middle of a batch would score, so unseen samples get visited
-    without crowding out the important ones (SHADE, FAST'23). All 0 when none is seen.
-    """
-    values, seen = scores.values.copy(), scores.seen > 0
-    if seen.any():
-        values[~seen] = np.median(values[seen])
-    return values
-
-
 def counts_up_to(values: ArrayLike) -> NDArray[np.uint32]:
     """Return u32[n]: how many of f64[n] ``values`` are at most the own one. No value is NaN.
 
