@@ -7,12 +7,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "arrays.h"
 #include "gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+
+namespace {
+
+constexpr std::size_t kMany = 4096;
+
+}  // namespace
 
 void bind_tables(nb::module_& m) {
   m.def(
@@ -26,14 +33,18 @@ void bind_tables(nb::module_& m) {
       "write_scores",
       [](const Array<double>& values, const Array<std::int32_t>& last,
          const Array<std::int32_t>& seen, const Array<const std::uint32_t>& ids,
-         const Array<const double>& given, std::int32_t step) {
+         const Array<const double>& given, const Array<const std::int32_t>& steps) {
         check_lengths(last.size(), values.size());
         check_lengths(seen.size(), values.size());
         check_lengths(given.size(), ids.size());
-        stoker::write_scores({span(values), span(last), span(seen)}, span(ids), span(given), step);
+        if (steps.size() != 1) check_lengths(steps.size(), ids.size());
+        std::optional<GilReleased> released;  // for as many as take long enough to be worth it
+        if (ids.size() >= kMany) released.emplace();
+        stoker::write_scores({span(values), span(last), span(seen)}, span(ids), span(given),
+                             span(steps));
       },
       "values"_a.noconvert(), "last"_a.noconvert(), "seen"_a.noconvert(), "ids"_a, "given"_a,
-      "step"_a);
+      "steps"_a);
   m.def(
       "score_keys",
       [](const Array<const double>& values, const Array<const std::int32_t>& seen,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import CapacityError, ConfigError
-from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, filled, least_of_largest
+from stoker.scores import MAX_EPOCHS, Scores, counts_up_to, least_of_largest
 
 
 def test_starts_unseen() -> None:
@@ -32,6 +32,14 @@ def test_a_repeated_id_counts_twice_and_keeps_its_later_value() -> None:
     scores.update([1, 1], [3.0, 4.0], step=0)
     assert scores.values[1] == 4.0
     assert scores.seen[1] == 2
+
+
+def test_each_row_may_have_a_step_of_its_own() -> None:
+    scores = Scores(4)
+    scores.update([2, 0, 2], [1.5, -2.0, 3.0], step=[7, 8, 9])
+    assert scores.last.tolist() == [8, -1, 9, -1]
+    with pytest.raises(ConfigError, match=r"\(2,\) steps for \(3,\) ids"):
+        scores.update([2, 0, 2], [1.5, -2.0, 3.0], step=[7, 8])
 
 
 def test_an_empty_update_changes_nothing() -> None:
@@ -194,14 +202,6 @@ def test_a_history_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="histories"):
         scores.restore([1.0], [0], [1], accuracies=[0.5], losses=[1.0, 2.0], deviations=[0.0])
     assert scores.seen[0] == 0
-
-
-def test_unseen_samples_are_filled_with_the_median() -> None:
-    scores = Scores(5)
-    assert filled(scores).tolist() == [0.0] * 5
-    scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
-    assert filled(scores).tolist() == [5.0, -1.0, 2.0, 2.0, 2.0]
-    assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
 
 
 def percentiles(values):

@@ -106,6 +106,7 @@ Arena::Arena(const Geometry& geometry, const std::string& path) : Arena(create(g
   main.budget = header_->capacity;
   main.promote_to = main.ghost = kNone;
   main.ties = main.strict = main.holds_bytes = true;
+  lines_[0].members = no_members();
   reset_derived();
   rebuild_leases();
   if (path.empty()) return;
@@ -248,7 +249,9 @@ void Arena::configure(const std::vector<RegionSpec>& specs) {
   }
   header_->num_regions = static_cast<std::uint32_t>(regions.size());
   std::copy(regions.begin(), regions.end(), header_->regions);
-  for (std::uint32_t r = 0; r < header_->num_regions; ++r) lines_[r] = {may_line_up(regions[r])};
+  for (std::uint32_t r = 0; r < header_->num_regions; ++r) {
+    lines_[r] = {may_line_up(regions[r]), 0, 0, no_members()};
+  }
   settle_recovered(recovered);
 }
 
@@ -288,6 +291,7 @@ void Arena::add_region(const RegionSpec& spec) {
     main.budget -= spec.budget;
   }
   header_->regions[header_->num_regions] = added;
+  lines_[header_->num_regions] = {false, 0, 0, no_members()};
   ++header_->num_regions;
 }
 

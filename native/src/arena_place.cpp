@@ -2,6 +2,7 @@
 // budgets; and how much memory or disk they have together.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <new>
@@ -46,6 +47,7 @@ void Arena::copies(Ids ids, std::uint32_t region, std::uint32_t* numbers) const 
 }
 
 std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
+  if (header_->blank != 0) return list_by_line(region);
   const auto ready = [this](std::uint32_t id) {
     return state_of(entries_[id].word.load(std::memory_order_acquire)) == State::kReady;
   };
@@ -71,6 +73,21 @@ std::vector<std::uint32_t> Arena::list(std::uint32_t region) {
       found += static_cast<std::size_t>((tag == region + 1) & ready(id));
     }
     ids.insert(ids.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(found));
+  }
+  return ids;
+}
+
+// Of a blank arena, where all members are there but those of a ghost: without a look at entries.
+std::vector<std::uint32_t> Arena::list_by_line(std::uint32_t region) const {
+  const Region& of = header_->regions[region];
+  std::vector<std::uint32_t> ids(of.holds_bytes ? of.size : 0);
+  if (ids.empty()) return ids;
+  std::size_t found = 0;
+  for (std::size_t word = 0; found < ids.size(); ++word) {
+    for (std::uint64_t left = lines_[region].members[word]; left != 0; left &= left - 1) {
+      ids[found++] = static_cast<std::uint32_t>(64 * word) +
+                     static_cast<std::uint32_t>(std::countr_zero(left));
+    }
   }
   return ids;
 }

@@ -93,7 +93,7 @@ bool Heap::insert(std::uint32_t id, double key) {
         line_->length == 0 || key > nodes_[line_index(place_of(line_->length - 1))].key;
     if ((is_last && append(id, key)) || (!is_last && put_back(id, key))) {
       ++region_->size;
-      ranks_[id].region.store(tag_, std::memory_order_relaxed);
+      enter(id);
       return true;
     }
     become_heap();
@@ -106,14 +106,14 @@ bool Heap::insert(std::uint32_t id, double key) {
   ++region_->size;
   const std::uint32_t seat = this->seat(index(pos));
   ranks_[id].seat.store(seat, std::memory_order_relaxed);
-  ranks_[id].region.store(tag_, std::memory_order_relaxed);
+  enter(id);
   sift_up(pos, {key, turn_of(id), seat});
   return true;
 }
 
 void Heap::remove(std::uint32_t pos) {
   if (is_line()) {
-    ranks_[at(pos).id()].region.store(0, std::memory_order_relaxed);
+    leave(at(pos).id());
     --region_->size;
     if (pos == 0) advance();
     return;
@@ -121,7 +121,7 @@ void Heap::remove(std::uint32_t pos) {
   const Node gone = lift(pos);
   const std::uint32_t end = --region_->size;
   const Node last = lift(end);
-  ranks_[gone.id()].region.store(0, std::memory_order_relaxed);
+  leave(gone.id());
   take_seat(index(end), gone.seat);
   if (begins_chunk(end)) free_[header_->free_chunks++] = table_[chunk(end)];
   if (pos < end) settle(pos, last);

@@ -118,13 +118,14 @@ void count(std::span<std::int32_t> counts, SampleIds ids) {
 }
 
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
-                  std::int32_t step) {
+                  std::span<const std::int32_t> steps) {
   check(ids, table.values.size());
   check_finite(ids, values);
+  const std::size_t each = steps.size() == 1 ? 0 : 1;
   // Processors look ahead far enough by themselves: to prefetch three tables takes longer.
   for (std::size_t i = 0; i < ids.size(); ++i) {
     table.values[ids[i]] = values[i];
-    table.last[ids[i]] = step;
+    table.last[ids[i]] = steps[each * i];
     ++table.seen[ids[i]];
   }
 }

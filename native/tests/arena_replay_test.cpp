@@ -151,6 +151,7 @@ void a_run_is_its_steps() {
         CHECK(one.inserts == other.inserts && one.evictions == other.evictions);
         CHECK(one.payload == other.payload && one.entries == other.entries);
         CHECK(one.rejected == other.rejected);
+        for (std::uint32_t r = 0; r < specs.size(); ++r) CHECK(full.list(r) == counting.list(r));
         kit::check_sound(counting);
       }
     }

@@ -26,6 +26,7 @@ struct Heaps {
         ranks(new Rank[ids]()) {
     header.num_chunks = header.free_chunks = num_chunks;
     for (std::uint32_t i = 0; i < num_chunks; ++i) chunks[i] = i;
+    for (Line& line : lines) line.members.resize(ids / 64 + 1);
   }
   Heap heap(std::uint32_t region) {
     return {&header,       region,           chunks.data(),
@@ -172,6 +173,13 @@ void lines_are_the_same_as_a_model() {
       }
       model[region].insert({moved->second.second, turn_of(chosen)});
       if (step % 1'000 == 0) CHECK(heaps.heap(0).in_order() && heaps.heap(1).in_order());
+    }
+    for (std::uint32_t id = 0; id < kIds; ++id) {
+      const auto at = where.find(id);
+      for (std::uint32_t region = 0; region < 2; ++region) {
+        const bool is_member = at != where.end() && at->second.first == region;
+        CHECK((heaps.lines[region].members[id / 64] >> id % 64 & 1) == is_member);
+      }
     }
     for (std::uint32_t region = 0; region < 2; ++region) {
       Heap heap = heaps.heap(region);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -40,7 +41,8 @@ void the_later_score_of_an_id_stays() {
   const auto ids = drawn(20, 100, 2);
   std::vector<double> given(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) given[i] = static_cast<double>(i);
-  stoker::write_scores(table, ids, given, 7);
+  const std::vector<std::int32_t> step{7};
+  stoker::write_scores(table, ids, given, step);
   std::vector<double> keys(40);
   std::vector<std::uint32_t> all(40);
   for (std::uint32_t id = 0; id < 40; ++id) all[id] = id;
@@ -53,12 +55,16 @@ void the_later_score_of_an_id_stays() {
                                     : -std::numeric_limits<double>::infinity();
     CHECK(keys[id] == latest);
   }
+  std::vector<std::int32_t> steps(ids.size());
+  std::iota(steps.begin(), steps.end(), 20);
+  stoker::write_scores(table, ids, given, steps);
+  for (std::size_t i = 0; i < ids.size(); ++i) CHECK(last[ids[i]] == 20 + values[ids[i]]);
   const std::vector<double> before = values;
   const std::vector<std::uint32_t> wrong{0, 40};
-  CHECK_THROWS(ConfigError, stoker::write_scores(table, wrong, given, 8));
+  CHECK_THROWS(ConfigError, stoker::write_scores(table, wrong, given, step));
   CHECK_THROWS(ConfigError, stoker::score_keys(values, seen, wrong, keys.data()));
   given.back() = std::numeric_limits<double>::quiet_NaN();
-  CHECK_THROWS(ConfigError, stoker::write_scores(table, ids, given, 8));
+  CHECK_THROWS(ConfigError, stoker::write_scores(table, ids, given, step));
   CHECK(values == before);
 }
 

@@ -194,8 +194,8 @@ class Scores:
         self._basis.array[:] = given
         self._basis_epoch.array.fill(epoch)
 
-    def update(self, ids: ArrayLike, values: ArrayLike, step: int) -> None:
-        """Store f64[n] ``values`` for u32[n] ``ids``, observed at ``step``.
+    def update(self, ids: ArrayLike, values: ArrayLike, step: ArrayLike) -> None:
+        """Store f64[n] ``values`` for u32[n] ``ids``, observed at ``step``: of all, or i32[n].
 
         An id that comes twice counts twice and keeps its later value. Raises ConfigError, and
         changes nothing, for ids out of range, lengths that differ, values that are not finite,
@@ -203,10 +203,13 @@ class Scores:
         """
         self._refuse_frozen("update")
         rows, new = self._rows(ids, in_range=False), np.asarray(values, dtype=np.float64)
-        if new.shape != rows.shape:
-            raise ConfigError(f"{new.shape} values for {rows.shape} ids: give one for each")
+        steps = np.asarray(step, dtype=np.int32)
+        if new.shape != rows.shape or steps.shape not in ((), rows.shape):
+            raise ConfigError(
+                f"{new.shape} values, {steps.shape} steps for {rows.shape} ids: give one for each"
+            )
         table = self._values.array, self._last.array, self._seen.array
-        core.write_scores(*table, rows, new, step)
+        core.write_scores(*table, rows, new, steps.reshape(-1))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return copies of everything, for a checkpoint; :meth:`restore` takes them by name.
@@ -318,18 +321,6 @@ class Scores:
             wrong = given[(given < 0) | (given >= len(self))][0]
             raise ConfigError(f"id {wrong} is out of range: give ids from 0 to {len(self) - 1}")
         return np.ascontiguousarray(given, np.uint32)
-
-
-def filled(scores: Scores) -> NDArray[np.float64]:
-    """Return f64[N]: the scores, with unseen samples where the median of the seen ones is.
-
-    That is what the sample in the middle of a batch would score, so unseen samples get visited
-    without crowding out the important ones (SHADE, FAST'23). All 0 when none is seen.
-    """
-    values, seen = scores.values.copy(), scores.seen > 0
-    if seen.any():
-        values[~seen] = np.median(values[seen])
-    return values
 
 
 def counts_up_to(values: ArrayLike) -> NDArray[np.uint32]:

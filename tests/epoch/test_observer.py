@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stoker.epoch.batch import ServedBatch
 from stoker.epoch.observer import PATIENCE, Arrived, Observer
 from stoker.errors import ConfigError
+from stoker.importance import Hybrid, InBatchRank, LossHistory
 from stoker.importance.base import Neighbours, Observation, Scorer, Signal
 from stoker.scores import Scores
 
@@ -135,6 +136,21 @@ def test_what_is_scored_again_is_no_step_of_training() -> None:
     assert observer.step == 0 and observer.take_loss() == (0.0, 0)
     assert heard.told == [("observed", [3], 2), ("scored", [3], 2)]
     assert observer.non_finite == 1
+
+
+@pytest.mark.parametrize("scorer", [LossHistory(), Hybrid(N, N), InBatchRank()])
+def test_a_run_of_steps_is_scored_as_they_are_one_by_one(scorer: Scorer) -> None:
+    ids = np.random.default_rng(0).permutation(N).astype(np.uint32)[: 5 * BATCH + 1]
+    losses = np.random.default_rng(1).uniform(0, 3, len(ids))
+    at_once, one_by_one = observer_of(scorer)[0], observer_of(scorer)[0]
+    at_once.score_run(ids, 0, losses, BATCH)
+    for start in range(0, len(ids), BATCH):
+        part = slice(start, start + BATCH)
+        one_by_one.score(ids[part], 0, {"losses": losses[part]})
+    assert at_once.step == one_by_one.step == 6
+    for name in ("values", "last", "seen"):
+        rows = [getattr(observer.scores, name) for observer in (at_once, one_by_one)]
+        np.testing.assert_array_equal(*rows)
 
 
 def test_a_batch_of_an_epoch_that_is_over_is_refused() -> None:

@@ -24,6 +24,7 @@ class Most(Least):
     """Every optional member too."""
 
     volatile = np.array([1, 2], np.uint32)
+    scores_are_losses = True
 
     def __init__(self):
         self.called = []
@@ -80,6 +81,7 @@ def test_what_a_scorer_lacks_has_defaults(make):
     assert isinstance(scorer, Scorer) and scorer.needs == {"losses"}
     assert scorer.volatile.dtype == np.uint32 and not len(scorer.volatile)
     assert not scorer.rescores and not scorer.is_deferred
+    assert scorer.scores_are_losses == (make is LossHistory)
     assert scorer.take_scored() == [] and scorer.neighbours is None and scorer.state_dict() == {}
     call_all(scorer)
 
@@ -88,6 +90,7 @@ def test_what_a_scorer_has_is_used():
     own = Most()
     scorer = as_scorer(own)
     assert scorer.rescores and scorer.volatile.tolist() == [1, 2]
+    assert scorer.scores_are_losses
     assert scorer.is_deferred and scorer.take_scored()[0].ids.tolist() == [5]
     assert scorer.neighbours is own.neighbours and scorer.state_dict().keys() == {"count"}
     call_all(scorer)

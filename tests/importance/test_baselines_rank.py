@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from stoker.errors import ConfigError
 from stoker.importance.base import Observation
 from stoker.importance.baselines import InBatchRank
-from stoker.scores import Scores, filled
+from stoker.sampler.draws import scores_or_median
+from stoker.scores import Scores
 
 
 def scored(losses: list[float], b0: float = 10.0) -> list[float]:
@@ -57,7 +58,7 @@ def test_unseen_samples_score_as_the_batch_median() -> None:
     for step in range(3):
         ids = np.arange(11 * step, 11 * step + 11, dtype=np.uint32)
         InBatchRank().update(scores, Observation(ids, step, 0, losses=rng.random(11)))
-    assert filled(scores)[33:] == pytest.approx(np.log(5 + 10))
+    assert scores_or_median(scores)[33:] == pytest.approx(np.log(5 + 10))
 
 
 @pytest.mark.parametrize("b0", [0.0, 0.5, -1.0, np.nan, np.inf])

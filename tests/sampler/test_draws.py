@@ -9,10 +9,12 @@ from stoker.sampler.draws import (
     generator,
     multinomial,
     repeated_in_random_order,
+    scores_or_median,
     shuffle,
     systematic,
     systematic_visits,
 )
+from stoker.scores import Scores
 
 
 @given(
@@ -32,6 +34,13 @@ def test_shuffles_as_numpy_does(size, dtype, seed, drawn):
     other.shuffle(expected)
     assert items.tolist() == expected.tolist()
     assert own.random() == other.random()
+
+
+def test_a_sample_not_seen_has_the_median_of_the_scores():
+    scores = Scores(5)
+    scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
+    assert scores_or_median(scores).tolist() == [5.0, 0.0, 2.0, 2.0, 2.0]
+    assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
 
 
 def test_shuffles_a_part_in_place():

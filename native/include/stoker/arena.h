@@ -273,6 +273,11 @@ class Arena {
     Line* const line = header_->blank == 0 ? nullptr : &lines_[region];
     return {header_, region, chunks_, nodes_, heap_positions_, ranks_, line};
   }
+  std::vector<std::uint32_t> list_by_line(std::uint32_t region) const;
+  // A bit for each id, where a line keeps them.
+  std::vector<std::uint64_t> no_members() const {
+    return std::vector<std::uint64_t>(header_->blank == 0 ? 0 : header_->num_ids / 64 + 1);
+  }
   bool may_line_up(const Region& region) const;
   std::uint32_t blocks_of(std::uint64_t length) const;
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "stoker/layout.h"
 
@@ -23,6 +24,9 @@ struct Line {
   bool is_used = false;  // else the region has a heap
   std::uint32_t front = 0;
   std::uint32_t length = 0;  // places, of members and of those that left
+  // A bit for each id: whether it is a member, of a heap, too. So they are listed, by id, without a
+  // look at each one's rank.
+  std::vector<std::uint64_t> members;
 };
 
 class Heap {
@@ -115,6 +119,14 @@ class Heap {
     nodes_[index].seat = seat ^ static_cast<std::uint32_t>(index);
   }
   const Node& node(std::uint32_t pos) const { return nodes_[index(pos)]; }
+  void enter(std::uint32_t id) {
+    ranks_[id].region.store(tag_, std::memory_order_relaxed);
+    if (line_ != nullptr) line_->members[id / 64] |= std::uint64_t{1} << id % 64;
+  }
+  void leave(std::uint32_t id) {
+    ranks_[id].region.store(0, std::memory_order_relaxed);
+    if (line_ != nullptr) line_->members[id / 64] &= ~(std::uint64_t{1} << id % 64);
+  }
   std::uint32_t least_child(std::uint32_t pos) const;
   // Of a node that is on its way: its own seat.
   Node lift(std::uint32_t pos) const;

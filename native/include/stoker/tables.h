@@ -25,10 +25,10 @@ struct ScoreTable {
   std::span<std::int32_t> seen;
 };
 
-// Writes a score for each id, observed at `step`; of an id that comes twice the later one stays.
-// All have to be finite, which is checked first, as ids are.
+// Writes a score for each id, observed at `steps`, one for each or one for all; of an id that comes
+// twice the later one stays. All have to be finite, which is checked first, as ids are.
 void write_scores(const ScoreTable& table, SampleIds ids, std::span<const double> values,
-                  std::int32_t step);
+                  std::span<const std::int32_t> steps);
 
 // The score of a sample; -infinity where `seen` is not above 0. Without a branch, as no processor
 // could predict it.

@@ -280,6 +280,20 @@ class Observer:
         self.scorer.update(self._scores, Observation(ids, self.step, epoch, **signals))
         self.step += 1
 
+    def score_run(self, ids: Ids, epoch: int, losses: NDArray[np.float64], batch: int) -> None:
+        """Have a run of steps scored, ``batch`` samples each, by their finite losses ``f64[n]``.
+
+        What :meth:`score` does for each; at once where scores do not depend on batches.
+        """
+        if self.scorer.scores_are_losses:
+            steps = self.step + np.arange(len(ids)) // batch
+            self._scores.update(ids, losses, steps)
+            self.step = int(steps[-1]) + 1
+            return
+        for start in range(0, len(ids), batch):
+            part = slice(start, start + batch)
+            self.score(ids[part], epoch, {"losses": losses[part]})
+
     def add_losses(self, losses: NDArray[np.float64]) -> None:
         """Count finite losses ``f64[n]`` into the mean of the epoch."""
         self.loss_sum += float(losses.sum())

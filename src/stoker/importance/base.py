@@ -155,12 +155,10 @@ class Scorer(ABC):
         Values are finite. Raises :class:`~stoker.errors.ConfigError` if a needed signal is None.
         """
 
-    def foretold(self, losses: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Return the scores ``f64[n]`` of samples that are served once more with these losses.
-
-        None where a score depends on more: on the rest of the batch, or on what came before.
-        """
-        return None
+    @property
+    def scores_are_losses(self) -> bool:
+        """Whether a sample's score is the loss of its last visit, and ``update`` just writes it."""
+        return False
 
     # --- between epochs ---
 
@@ -355,6 +353,10 @@ class _Completed(Scorer):
 
     def update(self, scores: Scores, observation: Observation) -> None:
         self.own.update(scores, observation)
+
+    @property
+    def scores_are_losses(self) -> bool:
+        return bool(getattr(self.own, "scores_are_losses", False))
 
     def begin_epoch(self, scores: Scores, epoch: int) -> None:
         getattr(self.own, "begin_epoch", super().begin_epoch)(scores, epoch)

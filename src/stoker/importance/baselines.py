@@ -23,15 +23,12 @@ class LossHistory(Scorer):
     """
 
     needs: ClassVar[frozenset[Signal]] = frozenset({"losses"})
+    scores_are_losses: ClassVar[bool] = True
 
     def update(self, scores: Scores, observation: Observation) -> None:
         """Write the losses; raises ConfigError if there are none."""
         ids, losses = observation.finite("losses")
         scores.update(ids, losses, observation.step)
-
-    def foretold(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the losses."""
-        return losses
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,11 @@ class Hybrid(Scorer):
         return self._of.needs
 
     @property
+    def scores_are_losses(self) -> bool:
+        """Whether those of single samples are."""
+        return self._of.scores_are_losses
+
+    @property
     def volatile(self) -> NDArray[np.uint32]:
         """``u32[m]``, S in ascending order; empty during the warm-up."""
         return np.sort(self._candidates) if self._warm else np.empty(0, np.uint32)
@@ -214,6 +219,7 @@ class Realtime(Scorer):
     """
 
     needs: ClassVar[frozenset[Signal]] = LossHistory.needs
+    scores_are_losses: ClassVar[bool] = True
 
     def __init__(self, num_samples: int) -> None:
         """Prepare for ids below ``num_samples``; ConfigError unless it is positive."""

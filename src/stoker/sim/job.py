@@ -333,7 +333,7 @@ class Job:
         plan, scorer = begun.plan, self._controller.observer.scorer
         if plan is None or self._clock is not None or self._lag or not self.cache.swaps_runs:
             return False
-        are_known = not self._is_scored or scorer.foretold(np.zeros(1)) is not None
+        are_known = not self._is_scored or scorer.scores_are_losses
         return are_known and plan.is_once_each
 
     def _run_swapping(self, begun: Begun) -> EpochResult:
@@ -362,7 +362,9 @@ class Job:
                 tally.add(ids, outcomes)
                 cache.note_swaps(asked, ids, outcomes)
                 if self._is_scored:
-                    self._score_served(ids, plan.epoch, right)
+                    losses = self._losses(ids, plan.epoch)
+                    self._controller.observer.score_run(ids, plan.epoch, losses, batch)
+                    self._count_losses(losses, right)
         return self._end(tally, right, cache.package_reads - reads)
 
     def _asked_for(self, plan: Plan, part: slice) -> tuple[NDArray[np.uint32], tuple[Keys, Keys]]:
@@ -372,16 +374,10 @@ class Job:
             return ids, (None, None)
         # Of a sample that comes once, the score does not change before its own access.
         before = policy.keys(ids, self._scores, plan, np.arange(part.start, part.start + len(ids)))
-        foretold = self._controller.observer.scorer.foretold(self._losses(ids, plan.epoch))
-        return ids, (before, foretold)
+        return ids, (before, self._losses(ids, plan.epoch))
 
-    def _score_served(self, ids: NDArray[np.uint32], epoch: int, right: _Right) -> None:
-        """Score a run of batches that was served."""
-        observer, losses = self._controller.observer, self._losses(ids, epoch)
-        for start in range(0, len(ids), self._batch_size):
-            part = slice(start, start + self._batch_size)
-            observer.score(ids[part], epoch, {"losses": losses[part]})
-        observer.add_losses(losses)
+    def _count_losses(self, losses: NDArray[np.float64], right: _Right) -> None:
+        self._controller.observer.add_losses(losses)
         right.add(losses)
 
     def _count_run(self, tally: Tally, ids: NDArray[np.uint32], outcomes: Future[Outcomes]) -> None:
@@ -394,25 +390,22 @@ class Job:
     ) -> tuple[Keys, Keys]:
         """Score a run of batches; return their keys before, and after if they follow scores."""
         policy, batch, observer = self.cache.policy, self._batch_size, self._controller.observer
-        keys, are_known = None if policy.natural_keys else np.empty(len(ids)), False
-        after = np.empty(len(ids)) if self.cache.follows_scores else None
         losses = self._losses(ids, plan.epoch)
-        # Where no sample comes twice, its own score does not change before its access, nor after.
+        # Where no sample comes twice, its own score does not change before its access, nor after;
+        # and some keys do not depend on scores. Else those of a batch follow from the one before.
         alone = isinstance(policy, ByScore) and plan.is_once_each
-        if isinstance(policy, NextUse) or alone:  # the keys of one do not depend on scores
-            keys, are_known = policy.keys(ids, self._scores, plan, positions), True
-        for start in range(0, len(ids), batch):
-            part = slice(start, start + batch)
-            if keys is not None and not are_known:
-                keys[part] = policy.keys(ids[part], self._scores, plan, positions[part])
-            observer.score(ids[part], plan.epoch, {"losses": losses[part]})
-            if after is not None and not alone:
-                after[part] = policy.keys(ids[part], self._scores, plan, None)
-        if after is not None and alone:
-            after = policy.keys(ids, self._scores, plan, None)
-        observer.add_losses(losses)
-        right.add(losses)
-        return keys, after
+        at_once = alone or isinstance(policy, NextUse) or policy.natural_keys
+        before: list[Keys] = []
+        after: list[Keys] = []
+        size = len(ids) if at_once else batch
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            before.append(policy.keys(ids[part], self._scores, plan, positions[part]))
+            observer.score_run(ids[part], plan.epoch, losses[part], batch)
+            if self.cache.follows_scores:
+                after.append(policy.keys(ids[part], self._scores, plan, None))
+        self._count_losses(losses, right)
+        return _joined(before), _joined(after)
 
     def _run_by_batch(self, begun: Begun) -> EpochResult:
         """Run an epoch batch by batch: what :meth:`steps` does, where key samples stand in.
@@ -462,8 +455,7 @@ class Job:
         losses = np.concatenate(known) if known else self._losses(served, epoch)
         for start in range(0, len(asked), self._batch_size):
             batch = slice(start, start + self._batch_size)
-            self._controller.observer.add_losses(losses[batch])
-            right.add(losses[batch])
+            self._count_losses(losses[batch], right)
             if self._clock is not None:
                 self._clock.add(served[batch], outcomes[batch])
 
@@ -484,6 +476,12 @@ def _reads_scores(policy: Policy, recipe: Recipe) -> bool:
     """Whether the cache asks for scores; a policy with keys of its own may, but for next use."""
     by_scores = not policy.natural_keys and not isinstance(policy, NextUse)
     return by_scores or policy.has_places or recipe.shares is not None
+
+
+def _joined(parts: list[Keys]) -> Keys:
+    """Return ``f64[n]``, the keys of all parts; None where there are none."""
+    known = [keys for keys in parts if keys is not None]
+    return np.concatenate(known) if known else None
 
 
 class _Right:

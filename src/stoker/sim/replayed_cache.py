@@ -266,7 +266,7 @@ class ReplayedCache(PolicyCache):
     ) -> None:
         """Note what a run of :meth:`serve_swaps` missed, before the next epoch; in any thread."""
         if self._packages is not None:
-            self._packages.note_missed(ids[(served != ids) | (outcomes == _FETCHED)])
+            self._packages.note_missed(ids.compress((served != ids) | (outcomes == _FETCHED)))
 
     def _bring_packages(self, served: NDArray[np.uint32]) -> int:
         assert self._packages is not None

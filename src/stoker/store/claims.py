@@ -103,7 +103,7 @@ class Claims:
 
     def are_free(self, ids: Ids, stamp: int) -> Mask:
         """Return which of ``ids`` no process has served."""
-        free: Mask = self.served.array[ids] < stamp
+        free: Mask = self.served.array.take(ids) < stamp
         return free
 
     def note_turns(self, ids: Ids, turns: Ids, stamp: int) -> None:

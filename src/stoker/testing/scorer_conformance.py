@@ -91,15 +91,14 @@ class ScorerConformance:
         assert set(scores.last[ids]) == {7} and set(scores.seen[ids]) == {1}
         assert np.isfinite(scores.values).all()
 
-    def test_what_is_foretold_comes_true(self, scorer: Scorer, scores: Scores) -> None:
-        """Where losses say the scores beforehand, these are those, in whatever batch they come."""
+    def test_scores_that_are_losses_are_just_that(self, scorer: Scorer, scores: Scores) -> None:
+        """Where scores are said to be losses: those of the last visit, whatever the batch was."""
         for epoch in range(2):
             for ids in np.array_split(np.arange(self.num_samples), 5):
                 seen = self.observation(ids, epoch=epoch)
-                foretold = None if seen.losses is None else scorer.foretold(seen.losses)
                 self.give(scorer, scores, seen)
-                if foretold is not None:
-                    np.testing.assert_array_equal(foretold, scores.values[ids])
+                if scorer.scores_are_losses:
+                    np.testing.assert_array_equal(seen.losses, scores.values[ids])
 
     def test_score_belongs_to_the_sample(self, scorer: Scorer, scores: Scores) -> None:
         """The order of the samples within their batch does not matter."""
