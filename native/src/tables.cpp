@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "stoker/error.h"
+#include "stoker/work_pool.h"
 
 namespace stoker {
 namespace {
@@ -74,10 +76,19 @@ int bits_for(std::size_t items, std::size_t each, int most) {
   return std::clamp(static_cast<int>(std::bit_width(items / each)), 1, most);
 }
 
+constexpr std::size_t kForTwo = 1 << 18;  // values that are sorted by two threads
+
 // Sorts items by dividing them once more, into buckets of one or a few.
 class Sorter {
  public:
   std::vector<Ordered> items;  // given, and sorted by sort()
+
+  // Takes the memory for so many items, so that nothing is thrown later on.
+  void reserve(std::size_t most) {
+    items.reserve(most);
+    sorted_.reserve(most);
+    ends_.reserve((std::size_t{1} << bits_for(most, 1, kMostBits)) + 1);
+  }
 
   void sort() {
     if (items.empty()) return;
@@ -88,7 +99,7 @@ class Sorter {
       greatest = std::max(greatest, item.bits);
     }
     if (least == greatest) return;
-    const Buckets buckets(least, greatest, bits_for(items.size(), 1, 20));
+    const Buckets buckets(least, greatest, bits_for(items.size(), 1, kMostBits));
     ends_.assign(buckets.size() + 1, 0);
     for (const Ordered& item : items) ++ends_[buckets.of(item.bits) + 1];
     for (std::size_t b = 1; b < ends_.size(); ++b) ends_[b] += ends_[b - 1];
@@ -103,9 +114,31 @@ class Sorter {
   }
 
  private:
+  static constexpr int kMostBits = 20;
+
   std::vector<std::uint32_t> ends_;
   std::vector<Ordered> sorted_;
 };
+
+// Sorts what `order` has from `begin` on by value, where all before are less; counts those up to
+// each of them, unless there is no room for that.
+void count_part(std::span<const double> values, std::span<std::uint32_t> order, std::size_t begin,
+                std::span<std::uint32_t> counts, Sorter& part) {
+  part.items.clear();
+  for (std::size_t i = begin; i < order.size(); ++i) {
+    if (i + kAhead < order.size()) __builtin_prefetch(&values[order[i + kAhead]]);
+    part.items.push_back({ordered(values[order[i]]), order[i]});
+  }
+  part.sort();
+  auto end = static_cast<std::uint32_t>(order.size());  // of those that equal the one at hand
+  for (std::size_t i = part.items.size(); i-- > 0;) {
+    if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
+      end = static_cast<std::uint32_t>(begin + i + 1);
+    }
+    if (!counts.empty()) counts[part.items[i].at] = end;
+    order[begin + i] = part.items[i].at;
+  }
+}
 
 // What lies in the middle of some values in their order, sorted out without sorting the others.
 class Middle {
@@ -303,32 +336,38 @@ void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
     throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
   }
   if (values.empty()) return;
+  WorkPool pool(values.size() < kForTwo ? 0 : 1);
+  const std::size_t lanes = pool.threads() + 1;
+  const auto begin_of = [&](std::size_t lane) { return values.size() * lane / lanes; };
   // First into parts, each of which the cache has room for while it is sorted.
   const auto [least, greatest] = std::minmax_element(values.begin(), values.end());
   const Buckets buckets(ordered(*least), ordered(*greatest), bits_for(values.size(), 1024, 12));
-  std::vector<std::uint32_t> ends(buckets.size() + 1);
-  for (const double value : values) ++ends[buckets.of(ordered(value)) + 1];
-  for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    order[ends[buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
-  }
-  Sorter part;
-  for (std::size_t b = 0, begin = 0; b < buckets.size(); begin = ends[b++]) {
-    part.items.clear();
-    for (std::size_t i = begin; i < ends[b]; ++i) {
-      if (i + kAhead < order.size()) __builtin_prefetch(&values[order[i + kAhead]]);
-      part.items.push_back({ordered(values[order[i]]), order[i]});
+  std::vector<std::vector<std::uint32_t>> ends(lanes, std::vector<std::uint32_t>(buckets.size()));
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t i = begin_of(lane); i < begin_of(lane + 1); ++i) {
+      ++ends[lane][buckets.of(ordered(values[i]))];
     }
-    part.sort();
-    std::uint32_t end = ends[b];  // of those that equal the one at hand
-    for (std::size_t i = part.items.size(); i-- > 0;) {
-      if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
-        end = static_cast<std::uint32_t>(begin + i + 1);
-      }
-      if (!counts.empty()) counts[part.items[i].at] = end;
-      order[begin + i] = part.items[i].at;
-    }
+  });
+  std::uint32_t end = 0, most = 0;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const std::uint32_t begin = end;
+    for (auto& own : ends) end += std::exchange(own[b], end);
+    most = std::max(most, end - begin);
   }
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t i = begin_of(lane); i < begin_of(lane + 1); ++i) {
+      order[ends[lane][buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
+    }
+  });
+  std::vector<Sorter> sorters(lanes);
+  for (Sorter& sorter : sorters) sorter.reserve(most);
+  std::atomic<std::size_t> next = 0;
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t b; (b = next.fetch_add(1)) < buckets.size();) {
+      const std::size_t begin = b == 0 ? 0 : ends.back()[b - 1];
+      count_part(values, order.first(ends.back()[b]), begin, counts, sorters[lane]);
+    }
+  });
 }
 
 void next_use(SampleIds own, SampleIds later, std::int64_t* next) {

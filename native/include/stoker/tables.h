@@ -76,7 +76,7 @@ void count_below(std::span<const double> values, std::int64_t* below);
 // counts[i]: how many of `values`, none of which is NaN, are at most values[i]; and `order`, their
 // indices from the least value on, of equal ones in any order. Both are as long as `values`, or
 // `counts` is empty where it is not wanted. In linear time where few values have their leading bits
-// in common.
+// in common; in two threads where there are many.
 void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
                  std::span<std::uint32_t> counts);
 
