@@ -1,13 +1,17 @@
-// stoker._core.count, write_scores, score_keys, median, distinct, count_below, count_up_to,
-// next_use and first_use: translate arrays, decide nothing.
+// stoker._core.count, mark, count_kinds, write_scores, score_keys, median, least_of_largest,
+// distinct, count_below, count_up_to, next_use and first_use: translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "gil.h"
@@ -29,6 +33,24 @@ void bind_tables(nb::module_& m) {
         stoker::count(span(counts), span(ids));
       },
       "counts"_a.noconvert(), "ids"_a);
+  m.def(
+      "mark",
+      [](const Array<bool>& marks, const Array<const std::uint32_t>& ids) {
+        const GilReleased released;
+        stoker::mark(span(marks), span(ids));
+      },
+      "marks"_a.noconvert(), "ids"_a);
+  m.def(
+      "count_kinds",
+      [](const Array<const std::uint8_t>& kinds, const Array<const std::uint32_t>& ids) {
+        stoker::Kinds counts{};
+        {
+          const GilReleased released;
+          stoker::count_kinds(span(kinds), span(ids), counts);
+        }
+        return std::vector<std::int64_t>(counts.begin(), counts.end());
+      },
+      "kinds"_a, "ids"_a);
   m.def(
       "write_scores",
       [](const Array<double>& values, const Array<std::int32_t>& last,
@@ -64,6 +86,15 @@ void bind_tables(nb::module_& m) {
         return stoker::median(span(values), span(seen));
       },
       "values"_a, "seen"_a);
+  m.def(
+      "least_of_largest",
+      [](const Array<const double>& values, const Array<const bool>& chosen, std::size_t count) {
+        check_lengths(chosen.size(), values.size());
+        const GilReleased released;
+        const stoker::Floor floor = stoker::least_of_largest(span(values), span(chosen), count);
+        return std::pair(floor.least, floor.above);
+      },
+      "values"_a, "chosen"_a, "count"_a);
   m.def(
       "distinct",
       [](const Array<const std::uint32_t>& ids) {

@@ -216,7 +216,8 @@ def test_percentiles_and_the_largest_are_those_of_a_stable_sort(values, data):
     count = data.draw(st.integers(0, len(values)))
     order = np.argsort(-array, kind="stable")
     floor = array[order[count - 1]] if count else math.inf
-    found, above = least_of_largest(array.copy(), count)
+    every = np.ones(len(array), np.bool_)
+    found, above = least_of_largest(array, every, count)
     assert (found, above) == (floor, int((array > floor).sum()))
     tied = np.flatnonzero(array == found)[: count - above]
     chosen = np.concatenate([np.flatnonzero(array > found), tied])

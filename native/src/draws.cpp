@@ -18,13 +18,15 @@ namespace {
 constexpr std::size_t kAhead = 64;  // swaps whose places are drawn, and fetched, at once
 constexpr unsigned kPartBits = 12;  // log2 of the buckets that are sorted at once
 
-// NumPy's random_interval: from 0 to `most`, by drawing until that is met.
-std::uint64_t up_to(std::uint64_t most, const Bits& bits) {
-  const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero(most);
-  const bool is_short = most <= std::numeric_limits<std::uint32_t>::max();
-  for (;;) {
+// NumPy's random_interval, several in a row: from 0 to `most`, then to one less, and so on, each by
+// drawing until that is met. Without branches on what is drawn, as none could be predicted.
+void down_from(std::uint64_t most, std::span<std::size_t> found, const Bits& bits) {
+  for (std::size_t i = 0; i < found.size();) {
+    const std::uint64_t here = most - i;
+    const bool is_short = here <= std::numeric_limits<std::uint32_t>::max();
     const std::uint64_t word = is_short ? bits.next32(bits.state) : bits.next64(bits.state);
-    if ((word & mask) <= most) return word & mask;
+    found[i] = word & (~std::uint64_t{0} >> std::countl_zero(here));
+    i += static_cast<std::size_t>(found[i] <= here);
   }
 }
 
@@ -116,10 +118,8 @@ void shuffle(std::span<Item> items, const Bits& bits, std::size_t since) {
   since = std::max<std::size_t>(since, 1);  // the first has none to trade places with
   for (std::size_t left = items.size(); left > since;) {
     const std::size_t count = std::min(kAhead, left - since);
-    for (std::size_t i = 0; i < count; ++i) {
-      others[i] = up_to(left - 1 - i, bits);
-      __builtin_prefetch(&items[others[i]], 1);
-    }
+    down_from(left - 1, std::span(others).first(count), bits);
+    for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(&items[others[i]], 1);
     for (std::size_t i = 0; i < count; ++i) std::swap(items[--left], items[others[i]]);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "stoker/error.h"
+#include "stoker/work_pool.h"
 
 namespace stoker {
 namespace {
@@ -74,10 +76,19 @@ int bits_for(std::size_t items, std::size_t each, int most) {
   return std::clamp(static_cast<int>(std::bit_width(items / each)), 1, most);
 }
 
+constexpr std::size_t kForTwo = 1 << 18;  // values that are sorted by two threads
+
 // Sorts items by dividing them once more, into buckets of one or a few.
 class Sorter {
  public:
   std::vector<Ordered> items;  // given, and sorted by sort()
+
+  // Takes the memory for so many items, so that nothing is thrown later on.
+  void reserve(std::size_t most) {
+    items.reserve(most);
+    sorted_.reserve(most);
+    ends_.reserve((std::size_t{1} << bits_for(most, 1, kMostBits)) + 1);
+  }
 
   void sort() {
     if (items.empty()) return;
@@ -88,7 +99,7 @@ class Sorter {
       greatest = std::max(greatest, item.bits);
     }
     if (least == greatest) return;
-    const Buckets buckets(least, greatest, bits_for(items.size(), 1, 20));
+    const Buckets buckets(least, greatest, bits_for(items.size(), 1, kMostBits));
     ends_.assign(buckets.size() + 1, 0);
     for (const Ordered& item : items) ++ends_[buckets.of(item.bits) + 1];
     for (std::size_t b = 1; b < ends_.size(); ++b) ends_[b] += ends_[b - 1];
@@ -103,8 +114,99 @@ class Sorter {
   }
 
  private:
+  static constexpr int kMostBits = 20;
+
   std::vector<std::uint32_t> ends_;
   std::vector<Ordered> sorted_;
+};
+
+// Sorts what `order` has from `begin` on by value, where all before are less; counts those up to
+// each of them, unless there is no room for that.
+void count_part(std::span<const double> values, std::span<std::uint32_t> order, std::size_t begin,
+                std::span<std::uint32_t> counts, Sorter& part) {
+  part.items.clear();
+  for (std::size_t i = begin; i < order.size(); ++i) {
+    if (i + kAhead < order.size()) __builtin_prefetch(&values[order[i + kAhead]]);
+    part.items.push_back({ordered(values[order[i]]), order[i]});
+  }
+  part.sort();
+  auto end = static_cast<std::uint32_t>(order.size());  // of those that equal the one at hand
+  for (std::size_t i = part.items.size(); i-- > 0;) {
+    if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
+      end = static_cast<std::uint32_t>(begin + i + 1);
+    }
+    if (!counts.empty()) counts[part.items[i].at] = end;
+    order[begin + i] = part.items[i].at;
+  }
+}
+
+// What lies in the middle of some values in their order, sorted out without sorting the others.
+class Middle {
+ public:
+  // Of the values where `is_chosen(i)`, those from about the share `from` on to the share `to`; and
+  // so many more that it has the two of them that `ranks` returns, told how many there are.
+  template <typename IsChosen, typename Ranks>
+  Middle(std::span<const double> values, const IsChosen& is_chosen, double from, double to,
+         const Ranks& ranks)
+      : values_(new double[values.size() + 1]) {
+    double least = -std::numeric_limits<double>::infinity(), most = -least;
+    bound(values, is_chosen, from, to, least, most);
+    sort_out(values, is_chosen, least, most);
+    if (count_ == 0) return;
+    const auto [lower, upper] = ranks(count_);
+    if (below_ <= lower && upper < below_ + within_) return;
+    sort_out(values, is_chosen, -std::numeric_limits<double>::infinity(),
+             std::numeric_limits<double>::infinity());
+  }
+
+  std::size_t count() const { return count_; }  // of all that are chosen
+
+  double at(std::size_t rank) const {
+    std::nth_element(&values_[0], &values_[rank - below_], &values_[within_]);
+    return values_[rank - below_];
+  }
+
+  // How many are larger than one that it has.
+  std::size_t above(double value) const {
+    const auto is_above = [&](double other) { return other > value; };
+    const auto within = std::count_if(&values_[0], &values_[within_], is_above);
+    return count_ - below_ - within_ + static_cast<std::size_t>(within);
+  }
+
+ private:
+  // Some say between which values the shares lie, about.
+  template <typename IsChosen>
+  static void bound(std::span<const double> values, const IsChosen& is_chosen, double from,
+                    double to, double& least, double& most) {
+    constexpr std::size_t kSome = 4096;
+    std::vector<double> some;
+    for (std::size_t i = 0; i < values.size(); i += values.size() / kSome + 1) {
+      if (is_chosen(i)) some.push_back(values[i]);
+    }
+    std::sort(some.begin(), some.end());
+    const auto at = [&](double share) {
+      return some[static_cast<std::size_t>(share * static_cast<double>(some.size()))];
+    };
+    if (!some.empty() && from > 0) least = at(from);
+    if (!some.empty() && to < 1) most = at(to);
+  }
+
+  template <typename IsChosen>
+  void sort_out(std::span<const double> values, const IsChosen& is_chosen, double least,
+                double most) {
+    count_ = below_ = within_ = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {  // without branches, none could be predicted
+      const auto is_one = static_cast<std::size_t>(is_chosen(i));
+      count_ += is_one;
+      below_ += is_one & static_cast<std::size_t>(values[i] < least);
+      values_[within_] = values[i];
+      within_ += is_one & static_cast<std::size_t>(values[i] >= least) &
+                 static_cast<std::size_t>(values[i] <= most);
+    }
+  }
+
+  std::unique_ptr<double[]> values_;
+  std::size_t count_ = 0, below_ = 0, within_ = 0;
 };
 
 }  // namespace
@@ -114,6 +216,19 @@ void count(std::span<std::int32_t> counts, SampleIds ids) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kAhead < ids.size()) __builtin_prefetch(&counts[ids[i + kAhead]], 1);
     ++counts[ids[i]];
+  }
+}
+
+void mark(std::span<bool> marks, SampleIds ids) {
+  check(ids, marks.size());
+  for (const std::uint32_t id : ids) marks[id] = true;
+}
+
+void count_kinds(std::span<const std::uint8_t> kinds, SampleIds ids, Kinds& counts) {
+  check(ids, kinds.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&kinds[ids[i + kAhead]]);
+    ++counts[kinds[ids[i]]];
   }
 }
 
@@ -143,42 +258,31 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
 }
 
 double median(std::span<const double> values, std::span<const std::int32_t> seen) {
-  // Some say between which bounds it should lie; only what does is sorted out.
-  constexpr std::size_t kSome = 4096;
-  std::vector<double> some;
-  for (std::size_t i = 0; i < values.size(); i += values.size() / kSome + 1) {
-    if (seen[i] > 0) some.push_back(values[i]);
+  const auto is_seen = [&](std::size_t i) { return seen[i] > 0; };
+  const auto ranks = [](std::size_t count) { return std::pair((count - 1) / 2, count / 2); };
+  const Middle middle(values, is_seen, 0.45, 0.55, ranks);
+  if (middle.count() == 0) return std::numeric_limits<double>::quiet_NaN();
+  const auto [lower, upper] = ranks(middle.count());
+  const double found = middle.at(lower);
+  return (found + middle.at(upper)) / 2;
+}
+
+Floor least_of_largest(std::span<const double> values, std::span<const bool> chosen,
+                       std::size_t count) {
+  const auto number = static_cast<std::size_t>(std::count(chosen.begin(), chosen.end(), true));
+  if (count > number) {
+    throw ConfigError("the largest " + std::to_string(count) + " of " + std::to_string(number) +
+                      " values: give as many as there are, or fewer");
   }
-  std::sort(some.begin(), some.end());
-  double least = -std::numeric_limits<double>::infinity(), most = -least;
-  if (!some.empty()) {
-    least = some[some.size() * 9 / 20];
-    most = some[some.size() * 11 / 20];
-  }
-  const std::unique_ptr<double[]> middle(new double[values.size() + 1]);
-  for (;;) {
-    std::size_t count = 0, below = 0, within = 0;
-    for (std::size_t i = 0; i < values.size(); ++i) {  // without branches, none could be predicted
-      const auto is_seen = static_cast<std::size_t>(seen[i] > 0);
-      count += is_seen;
-      below += is_seen & static_cast<std::size_t>(values[i] < least);
-      middle[within] = values[i];
-      within += is_seen & static_cast<std::size_t>(values[i] >= least) &
-                static_cast<std::size_t>(values[i] <= most);
-    }
-    if (count == 0) return std::numeric_limits<double>::quiet_NaN();
-    const std::size_t lower = (count - 1) / 2, upper = count / 2;
-    if (below <= lower && upper < below + within) {
-      const auto at = [&](std::size_t rank) {
-        std::nth_element(&middle[0], &middle[rank - below], &middle[within]);
-        return middle[rank - below];
-      };
-      const double found = at(lower);
-      return (found + at(upper)) / 2;
-    }
-    least = -std::numeric_limits<double>::infinity();
-    most = -least;
-  }
+  if (count == 0) return {std::numeric_limits<double>::infinity(), 0};
+  constexpr double kAround = 0.05;  // of the values: more than what is looked at errs by
+  const double share = 1 - static_cast<double>(count) / static_cast<double>(number);
+  const std::size_t rank = number - count;
+  const Middle middle(
+      values, [&](std::size_t i) { return chosen[i]; }, share - kAround, share + kAround,
+      [&](std::size_t) { return std::pair(rank, rank); });
+  const double least = middle.at(rank);
+  return {least, middle.above(least)};
 }
 
 std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found) {
@@ -233,32 +337,38 @@ void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
     throw ConfigError(std::to_string(values.size()) + " values are too many: give less than 2^32");
   }
   if (values.empty()) return;
+  WorkPool pool(values.size() < kForTwo ? 0 : 1);
+  const std::size_t lanes = pool.threads() + 1;
+  const auto begin_of = [&](std::size_t lane) { return values.size() * lane / lanes; };
   // First into parts, each of which the cache has room for while it is sorted.
   const auto [least, greatest] = std::minmax_element(values.begin(), values.end());
   const Buckets buckets(ordered(*least), ordered(*greatest), bits_for(values.size(), 1024, 12));
-  std::vector<std::uint32_t> ends(buckets.size() + 1);
-  for (const double value : values) ++ends[buckets.of(ordered(value)) + 1];
-  for (std::size_t b = 1; b < ends.size(); ++b) ends[b] += ends[b - 1];
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    order[ends[buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
-  }
-  Sorter part;
-  for (std::size_t b = 0, begin = 0; b < buckets.size(); begin = ends[b++]) {
-    part.items.clear();
-    for (std::size_t i = begin; i < ends[b]; ++i) {
-      if (i + kAhead < order.size()) __builtin_prefetch(&values[order[i + kAhead]]);
-      part.items.push_back({ordered(values[order[i]]), order[i]});
+  std::vector<std::vector<std::uint32_t>> ends(lanes, std::vector<std::uint32_t>(buckets.size()));
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t i = begin_of(lane); i < begin_of(lane + 1); ++i) {
+      ++ends[lane][buckets.of(ordered(values[i]))];
     }
-    part.sort();
-    std::uint32_t end = ends[b];  // of those that equal the one at hand
-    for (std::size_t i = part.items.size(); i-- > 0;) {
-      if (i + 1 < part.items.size() && part.items[i].bits != part.items[i + 1].bits) {
-        end = static_cast<std::uint32_t>(begin + i + 1);
-      }
-      if (!counts.empty()) counts[part.items[i].at] = end;
-      order[begin + i] = part.items[i].at;
-    }
+  });
+  std::uint32_t end = 0, most = 0;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    const std::uint32_t begin = end;
+    for (auto& own : ends) end += std::exchange(own[b], end);
+    most = std::max(most, end - begin);
   }
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t i = begin_of(lane); i < begin_of(lane + 1); ++i) {
+      order[ends[lane][buckets.of(ordered(values[i]))]++] = static_cast<std::uint32_t>(i);
+    }
+  });
+  std::vector<Sorter> sorters(lanes);
+  for (Sorter& sorter : sorters) sorter.reserve(most);
+  std::atomic<std::size_t> next = 0;
+  pool.run(lanes, [&](std::size_t lane) {
+    for (std::size_t b; (b = next.fetch_add(1)) < buckets.size();) {
+      const std::size_t begin = b == 0 ? 0 : ends.back()[b - 1];
+      count_part(values, order.first(ends.back()[b]), begin, counts, sorters[lane]);
+    }
+  });
 }
 
 void next_use(SampleIds own, SampleIds later, std::int64_t* next) {

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "kit.h"
@@ -31,6 +33,24 @@ void every_access_counts() {
   CHECK(counts == expected);
   CHECK_THROWS(ConfigError, stoker::count(counts, std::vector<std::uint32_t>{1, 50}));
   CHECK(counts == expected);
+}
+
+void marks_and_kinds_are_those_of_the_ids() {
+  const auto ids = drawn(50, 30, 3);
+  const auto marks = std::make_unique<bool[]>(50);
+  std::vector<std::uint8_t> kinds(50);
+  for (std::uint32_t id = 0; id < 50; ++id) kinds[id] = id % 7 == 0 ? 255 : id % 3;
+  stoker::mark({marks.get(), 50}, ids);
+  stoker::Kinds counts{}, expected{};
+  stoker::count_kinds(kinds, ids, counts);
+  for (const std::uint32_t id : ids) ++expected[kinds[id]];
+  CHECK(counts == expected);
+  for (std::uint32_t id = 0; id < 50; ++id) {
+    CHECK(marks[id] == (std::find(ids.begin(), ids.end(), id) != ids.end()));
+  }
+  const std::vector<std::uint32_t> wrong{0, 50};
+  CHECK_THROWS(ConfigError, stoker::mark({marks.get(), 50}, wrong));
+  CHECK_THROWS(ConfigError, stoker::count_kinds(kinds, wrong, counts));
 }
 
 void the_later_score_of_an_id_stays() {
@@ -118,6 +138,27 @@ void counts_are_those_of_smaller_and_of_equal_ones() {
   }
 }
 
+void many_values_are_counted_as_few() {
+  std::mt19937 random(12);
+  for (const unsigned different : {1u, 1'000u, 0xffffffffu}) {
+    std::vector<double> values(300'000);  // which two threads sort
+    for (double& value : values) value = static_cast<double>(random() % different);
+    std::vector<std::uint32_t> order(values.size()), counts(values.size());
+    stoker::count_up_to(values, order, counts);
+    std::vector<double> sorted = values;
+    std::sort(sorted.begin(), sorted.end());
+    std::vector<bool> comes(values.size());
+    bool are_right = true;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto end = std::upper_bound(sorted.begin(), sorted.end(), values[i]);
+      are_right &= counts[i] == end - sorted.begin() && values[order[i]] == sorted[i];
+      comes[order[i]] = true;
+    }
+    CHECK(are_right);
+    CHECK(std::find(comes.begin(), comes.end(), false) == comes.end());
+  }
+}
+
 void the_first_use_is_the_first() {
   for (const std::uint32_t below : {3u, 40u, 1000u}) {
     const auto ids = drawn(below, 120, below);
@@ -164,6 +205,41 @@ void the_median_is_that_of_what_was_seen() {
   CHECK(std::isnan(stoker::median({}, {})));
 }
 
+void the_least_of_the_largest_is_that_of_a_sort() {
+  std::mt19937 random(8);
+  for (const std::size_t size : {1u, 2u, 10u, 999u, 50'000u}) {
+    for (const unsigned different : {1u, 3u, 1'000'000u}) {
+      std::vector<double> values(size);
+      const auto chosen = std::make_unique<bool[]>(size);
+      const std::span<const bool> are_chosen(chosen.get(), size);
+      std::vector<double> known;
+      for (std::size_t i = 0; i < size; ++i) {
+        values[i] = static_cast<double>(random() % different) - 3.5;
+        chosen[i] = random() % 3 > 0;
+        if (chosen[i]) known.push_back(values[i]);
+      }
+      if (!known.empty() && size > 500) {  // what is looked at to begin with misleads
+        std::sort(values.begin(), values.end());
+        for (std::size_t i = 0; i < size; ++i) chosen[i] = i >= size - known.size();
+        std::copy(values.end() - static_cast<std::ptrdiff_t>(known.size()), values.end(),
+                  known.begin());
+      }
+      std::sort(known.rbegin(), known.rend());
+      for (const std::size_t count : {std::size_t{0}, std::size_t{1}, known.size() / 3,
+                                      known.size() * 7 / 10, known.size()}) {
+        if (count > known.size()) continue;
+        const auto floor = stoker::least_of_largest(values, are_chosen, count);
+        const double least = count > 0 ? known[count - 1] : std::numeric_limits<double>::infinity();
+        CHECK(floor.least == least);
+        const auto is_above = [&](double value) { return value > least; };
+        CHECK(floor.above ==
+              static_cast<std::size_t>(std::count_if(known.begin(), known.end(), is_above)));
+      }
+      CHECK_THROWS(ConfigError, stoker::least_of_largest(values, are_chosen, known.size() + 1));
+    }
+  }
+}
+
 void distinct_ids_ascend() {
   for (const std::uint32_t below : {1u, 2u, 50u, 5'000u, 5'000'000u, 0xffffffffu}) {
     for (const std::size_t size : {0u, 1u, 300u, 4'000u}) {
@@ -180,11 +256,14 @@ void distinct_ids_ascend() {
 
 int main() {
   every_access_counts();
+  marks_and_kinds_are_those_of_the_ids();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();
   counts_are_those_of_smaller_and_of_equal_ones();
+  many_values_are_counted_as_few();
   the_first_use_is_the_first();
   the_median_is_that_of_what_was_seen();
+  the_least_of_the_largest_is_that_of_a_sort();
   distinct_ids_ascend();
   return check::failures();
 }

@@ -195,9 +195,14 @@ class Plan:
     @cached_property
     def is_once_each(self) -> bool:
         """Whether no sample comes twice in this plan."""
-        is_in = np.zeros(1 + int(self.ids.max(initial=0)), np.bool_)
-        is_in[self.ids] = True
-        return int(np.count_nonzero(is_in)) == len(self)
+        different = np.count_nonzero(self.visited(1 + int(self.ids.max(initial=0))))
+        return int(different) == len(self)
+
+    def visited(self, num_samples: int) -> NDArray[np.bool_]:
+        """Return bool[num_samples], which samples come in this plan, of ids below that."""
+        is_in: NDArray[np.bool_] = scratch(num_samples, np.bool_)
+        core.mark(is_in, self.ids)
+        return is_in
 
     @cached_property
     def comes_again(self) -> NDArray[np.bool_] | None:
@@ -208,9 +213,7 @@ class Plan:
 
     def has(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Return bool[n], which of the samples ``u32[n]`` come in this plan."""
-        is_in = np.zeros(1 + int(max(part.max(initial=0) for part in (self.ids, ids))), np.bool_)
-        is_in[self.ids] = True
-        return is_in[ids]
+        return self.visited(1 + int(max(part.max(initial=0) for part in (self.ids, ids))))[ids]
 
     @property
     def _beyond_horizon(self) -> NDArray[np.float32] | None:

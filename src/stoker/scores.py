@@ -334,17 +334,15 @@ def counts_up_to(values: ArrayLike) -> NDArray[np.uint32]:
     return counts
 
 
-def least_of_largest(values: NDArray[np.float64], count: int) -> tuple[float, int]:
-    """Return the least of the ``count`` largest of f64[n] values, and how many are above it.
+def least_of_largest(
+    values: NDArray[np.float64], chosen: NDArray[np.bool_], count: int
+) -> tuple[float, int]:
+    """Return the least of the ``count`` largest of the ``chosen`` (``bool[n]``) of f64[n] values.
 
-    Infinity where there are none to be. Changes the order of ``values``, none of which is NaN.
+    And how many of these are above it. Infinity where there are none to be. No chosen one is NaN.
     """
-    if not count:
-        return np.inf, 0
-    rest = len(values) - count
-    values.partition(rest)
-    floor = float(values[rest])
-    return floor, int(np.count_nonzero(values[rest:] > floor))
+    found: tuple[float, int] = core.least_of_largest(values, chosen, count)
+    return found
 
 
 def distinct(ids: NDArray[Number]) -> NDArray[Number]:

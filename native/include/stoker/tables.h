@@ -6,7 +6,9 @@
 // written (ConfigError).
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -17,6 +19,15 @@ using SampleIds = std::span<const std::uint32_t>;
 
 // Adds one to the count of each id, as often as it comes.
 void count(std::span<std::int32_t> counts, SampleIds ids);
+
+// Sets the mark of each id.
+void mark(std::span<bool> marks, SampleIds ids);
+
+// Counts of samples of each kind.
+using Kinds = std::array<std::int64_t, 256>;
+
+// Adds one to the count of each id's kind.
+void count_kinds(std::span<const std::uint8_t> kinds, SampleIds ids, Kinds& counts);
 
 // What training has learned of each sample; all of one length.
 struct ScoreTable {
@@ -46,6 +57,15 @@ void score_keys(std::span<const double> values, std::span<const std::int32_t> se
 // The median of the values of rows whose `seen` is above 0; NaN if there are none.
 double median(std::span<const double> values, std::span<const std::int32_t> seen);
 
+struct Floor {
+  double least;       // infinity where there are none
+  std::size_t above;  // how many are larger
+};
+
+// The least of the `count` largest of the values that are chosen. ConfigError for more than these.
+Floor least_of_largest(std::span<const double> values, std::span<const bool> chosen,
+                       std::size_t count);
+
 // Writes each of `ids` once, ascending, to `found`, which has room for all; returns how many these
 // are. In linear time.
 std::size_t distinct(SampleIds ids, std::span<std::uint32_t> found);
@@ -56,7 +76,7 @@ void count_below(std::span<const double> values, std::int64_t* below);
 // counts[i]: how many of `values`, none of which is NaN, are at most values[i]; and `order`, their
 // indices from the least value on, of equal ones in any order. Both are as long as `values`, or
 // `counts` is empty where it is not wanted. In linear time where few values have their leading bits
-// in common.
+// in common; in two threads where there are many.
 void count_up_to(std::span<const double> values, std::span<std::uint32_t> order,
                  std::span<std::uint32_t> counts);
 

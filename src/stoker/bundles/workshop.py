@@ -310,7 +310,7 @@ class Workshop:
         self._flags.clear(flagged[~epoch.low[flagged]])
         self._remove_useless(epoch.low, self._catalogue.numbers())
         due = _still(epoch.low, served, epoch.stamp)
-        due[self._builder.unreadable] = False
+        due &= ~self._builder.unreadable
         packages = pack(
             due,
             missed,
@@ -336,7 +336,6 @@ def _still(chosen: Mask, served: NDArray[np.uint32], stamp: int) -> Mask:
     """Return those of ``chosen`` (``bool[N]``) that were not ``served`` (``u32[N]``) since."""
     still: Mask = scratch(len(chosen), np.bool_)
     for part in in_parts(len(chosen)):
-        ids = np.flatnonzero(chosen[part])
-        ids += part.start
-        still[ids] = served[ids] < stamp  # of shared memory, what is read takes up some
+        if chosen[part].any():  # of shared memory, what is read takes up some
+            np.logical_and(chosen[part], served[part] < stamp, out=still[part])
     return still

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.bundles import Packager
 from stoker.errors import warn_caller
 from stoker.importance.base import Neighbours
@@ -18,7 +19,6 @@ from stoker.policy.base import Policy
 from stoker.policy.shares import Shares
 from stoker.recipes.base import Recipe
 from stoker.scores import Scores
-from stoker.shared import in_parts
 from stoker.store.claims import Claims
 from stoker.store.store import Store
 from stoker.store.tier import NOWHERE, GuardedTier
@@ -192,10 +192,8 @@ class PolicyCache(EpochCache):
         wanted = np.zeros(len(places.array), np.uint8)
         if self._policy.has_places:
             wanted = self._policy.places(scores, whole, len(wanted))
-            counts = np.zeros(256, np.int64)
-            for part in in_parts(len(whole)):
-                counts += np.bincount(wanted[whole.ids[part]], minlength=len(counts))
-            self._accesses = dict(zip(self._names, counts.tolist(), strict=False))
+            counts = core.count_kinds(wanted, whole.ids)
+            self._accesses = dict(zip(self._names, counts, strict=False))
         if are_here is not None:
             wanted[~are_here] = NOWHERE
         places.array[:] = wanted

@@ -161,15 +161,12 @@ class Hybrid(Scorer):
 
         All of which it is known if these are fewer; of equal ones those that come first.
         """
-        variance, known = self.rank_variance, 0
-        for part in in_parts(len(variance)):
-            some = variance[part]
-            some = some[~np.isnan(some)]
-            variance[known : known + len(some)] = some
-            known += len(some)
-        floor, above = least_of_largest(variance[:known], min(size, known))
-        del variance
-        ties, chosen = min(size, known) - above, [np.empty(0, np.int64)]
+        variance = self.rank_variance
+        is_known = np.isfinite(variance)
+        most = min(size, int(np.count_nonzero(is_known)))
+        floor, above = least_of_largest(variance, is_known, most)
+        del variance, is_known
+        ties, chosen = most - above, [np.empty(0, np.int64)]
         for part in in_parts(len(self._count)):
             some = self._variance(part)
             tied = np.flatnonzero(some == floor)

@@ -212,30 +212,25 @@ class HighLow(ByScore):
         self, scores: Scores, plan: Plan, seen: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
         """Return u8[N] by rank among the samples of ``plan``."""
-        selected = plan.ids if plan.is_once_each else _distinct(plan.ids, len(seen))
-        known = selected if seen.all() else selected[seen[selected]]
-        wanted = max(0, round(self.h_share * len(selected)) - (len(selected) - len(known)))
-        wanted, values = min(wanted, len(known)), scores.values[: len(seen)]
-        floor, above = least_of_largest(_taken(values, known), wanted)
+        visited, values = plan.visited(len(seen)), scores.values[: len(seen)]
+        selected = int(np.count_nonzero(visited))
+        is_known = np.logical_and(visited, seen, out=visited)
+        known = int(np.count_nonzero(is_known))
+        wanted = min(max(0, round(self.h_share * selected) - (selected - known)), known)
+        floor, above = least_of_largest(values, is_known, wanted)
         places = self._low_where(seen, values, lambda scores: scores <= floor)
-        left = wanted - above
-        for part in in_parts(len(known) if left > 0 else 0):
-            # In the order of the plan, which is random, so that ties favour no sample.
-            some = known[part]
-            tied = some[values.take(some) == floor][:left]
-            places[tied] = self.HIGH
-            left -= len(tied)
-            if not left:
-                break
+        if wanted > above:
+            tied = np.logical_and(is_known, values == floor, out=is_known)
+            places[_first(plan, tied, wanted - above)] = self.HIGH
         return places
 
     def _places_of_all(
         self, values: NDArray[np.float64], seen: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
         """Return u8[N] by rank among all samples; of equal scores at the edge all are HIGH."""
-        known = np.flatnonzero(seen).astype(np.uint32)
-        wanted = max(0, round(self.h_share * len(values)) - (len(values) - len(known)))
-        floor, _ = least_of_largest(_taken(values, known), wanted)
+        known = int(np.count_nonzero(seen))
+        wanted = max(0, round(self.h_share * len(values)) - (len(values) - known))
+        floor, _ = least_of_largest(values, seen, wanted)
         return self._low_where(seen, values, lambda scores: scores < floor)
 
     def _low_where(
@@ -248,7 +243,7 @@ class HighLow(ByScore):
         places: NDArray[np.uint8] = scratch(len(values), np.uint8)
         for part in in_parts(len(values)):
             low = seen[part] & is_low(values[part])
-            places[part] = np.where(low, np.uint8(self.LOW), np.uint8(self.HIGH))
+            np.multiply(low, np.uint8(self.LOW), out=places[part])  # HIGH is 0
         return places
 
 
@@ -305,26 +300,26 @@ class StaticSet(ByScore):
         return super().keys(ids, ready, plan, position)
 
 
-def _distinct(ids: NDArray[np.uint32], num_samples: int) -> NDArray[np.uint32]:
-    """Return the ids below ``num_samples``, each where it comes first."""
-    first = np.empty(num_samples, np.int64)
-    first[ids[::-1]] = np.arange(len(ids))[::-1]  # of several the last that is written stays
-    is_first: NDArray[np.bool_] = first[ids] == np.arange(len(ids))
-    return ids[is_first]
+def _first(plan: Plan, chosen: NDArray[np.bool_], count: int) -> NDArray[np.uint32]:
+    """Return u32[n], the first ``count`` of the ``chosen`` samples (``bool[N]``) that come in plan.
 
-
-def _taken(values: NDArray[np.float64], ids: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Return f64[n], the values of ``ids``, distinct, in memory that leaves nothing behind.
-
-    In an order of no meaning.
+    Its order is random, so that ties favour no sample.
     """
-    taken: NDArray[np.float64] = scratch(len(ids), np.float64)
-    if len(ids) == len(values):  # of all, in whatever order
-        taken[:] = values
-        return taken
-    for part in in_parts(len(ids)):
-        taken[part] = values.take(ids[part])
-    return taken
+    every = np.flatnonzero(chosen).astype(np.uint32)
+    if len(every) <= count:
+        return every
+    found = [every[:0]]
+    for part in in_parts(len(plan)):
+        some = plan.ids[part]
+        some = some[chosen[some]]
+        if not plan.is_once_each:
+            some = some[np.sort(np.unique(some, return_index=True)[1])]
+        found.append(some[:count])
+        chosen[found[-1]] = False
+        count -= len(found[-1])
+        if not count:
+            break
+    return np.concatenate(found)
 
 
 def with_frequency(keys: NDArray[np.float64], accesses: NDArray[np.integer]) -> NDArray[np.float64]:

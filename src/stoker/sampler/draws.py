@@ -63,7 +63,7 @@ def permutation(count: int, rng: np.random.Generator) -> SharedArray:
     """Return u32[count], 0 to count - 1 in random order, in memory that a plan can take over."""
     order = SharedArray.create(count, np.uint32, name="plan.ids")
     for part in in_parts(count):
-        order.array[part] = np.arange(part.start, part.stop)
+        order.array[part] = np.arange(part.start, part.stop, dtype=np.uint32)
     shuffle(order.array, rng)
     return order
 

@@ -345,13 +345,16 @@ class Packages:
         self._lacking = 0
 
     def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
-        """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
+        """Repack for ``epoch``, from which on ``stamp`` marks what is served.
+
+        The arena is not touched: :meth:`work` loads the first packages. In any thread.
+        """
         low, missed = scratch(len(places), np.bool_), self._missed
         np.equal(places, self._low, out=low)
         missed &= low
         self._low_ones, self._missed = low, scratch(len(places), np.bool_)
         self._workshop.begin(Epoch(epoch, stamp, low), missed)
-        self.work()
+        self._workshop.build()
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that were asked for and not cached."""

@@ -226,7 +226,7 @@ def rearrange(
         if not region.holds_bytes:
             continue
         held = arena.list(region.name)
-        strays = held[places[held] != number]
+        strays = held[places.take(held) != number]
         keys = keys_of(strays)
         order = np.lexsort((turns_of(strays), keys))[::-1]
         strays, keys = strays[order], keys[order]
@@ -245,7 +245,7 @@ def held_in(arena: Arena) -> Ids:
     held = [np.empty(0, np.uint32)]
     for part in in_parts(arena.num_ids):
         ids = np.arange(part.start, part.stop, dtype=np.uint32)
-        held.append(ids[arena.contains(ids)])
+        held.append(ids.take(np.flatnonzero(arena.contains(ids))))
     return np.concatenate(held)
 
 
