@@ -1,5 +1,5 @@
-// stoker._core.count, write_scores, score_keys, median, distinct, count_below, count_up_to,
-// next_use and first_use: translate arrays, decide nothing.
+// stoker._core.count, look_up, write_scores, score_keys, median, distinct, count_below,
+// count_up_to, next_use and first_use: translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
@@ -22,6 +22,15 @@ void bind_tables(nb::module_& m) {
         stoker::count(span(counts), span(ids));
       },
       "counts"_a.noconvert(), "ids"_a);
+  m.def(
+      "look_up",
+      [](const Array<const std::uint32_t>& table, const Array<const std::uint32_t>& ids) {
+        auto* found = new std::uint32_t[ids.size()];
+        auto out = own(found, ids.size());
+        stoker::look_up(span(table), span(ids), found);
+        return out;
+      },
+      "table"_a.noconvert(), "ids"_a);
   m.def(
       "write_scores",
       [](const Array<double>& values, const Array<std::int32_t>& last,

@@ -109,6 +109,14 @@ class Sorter {
 
 }  // namespace
 
+void look_up(std::span<const std::uint32_t> table, SampleIds ids, std::uint32_t* found) {
+  check(ids, table.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&table[ids[i + kAhead]]);
+    found[i] = table[ids[i]];
+  }
+}
+
 void count(std::span<std::int32_t> counts, SampleIds ids) {
   check(ids, counts.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {

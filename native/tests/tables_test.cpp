@@ -32,6 +32,17 @@ void every_access_counts() {
   CHECK(counts == expected);
 }
 
+void rows_are_looked_up() {
+  const auto table = drawn(1'000, 50, 1);
+  const auto ids = drawn(50, 300, 2);
+  std::vector<std::uint32_t> found(300), expected;
+  stoker::look_up(table, ids, found.data());
+  for (const std::uint32_t id : ids) expected.push_back(table[id]);
+  CHECK(found == expected);
+  const std::vector<std::uint32_t> wrong{50};
+  CHECK_THROWS(ConfigError, stoker::look_up(table, wrong, found.data()));
+}
+
 void the_later_score_of_an_id_stays() {
   std::vector<double> values(40, 0.0);
   std::vector<std::int32_t> last(40, -1);
@@ -174,6 +185,7 @@ void distinct_ids_ascend() {
 
 int main() {
   every_access_counts();
+  rows_are_looked_up();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();
   counts_are_those_of_smaller_and_of_equal_ones();

@@ -18,6 +18,9 @@ using SampleIds = std::span<const std::uint32_t>;
 // Adds one to the count of each id, as often as it comes.
 void count(std::span<std::int32_t> counts, SampleIds ids);
 
+// found[i]: what the table says of ids[i].
+void look_up(std::span<const std::uint32_t> table, SampleIds ids, std::uint32_t* found);
+
 // What training has learned of each sample; all of one length.
 struct ScoreTable {
   std::span<double> values;

@@ -77,7 +77,7 @@ class Catalogue:
 
     def home(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each sample's package, -1 where it is in none."""
-        return self._home.take(ids).astype(np.int64) - 1
+        return core.look_up(self._home, ids).astype(np.int64) - 1
 
     def numbers(self) -> list[int]:
         """Return the numbers of all packages, the oldest first."""
@@ -102,9 +102,10 @@ class Catalogue:
             return True
         ids = self._packages[number][1]
         for part in ids[:_FEW], ids[_FEW:]:  # most have one among the first few
-            at_home = part[low[part] & (self._home[part] == number + 1)]
-            if at_home.size:
-                self._examples[number] = int(at_home[0])
+            at_home = part[core.look_up(self._home, part) == number + 1]
+            useful = at_home[low[at_home]]
+            if useful.size:
+                self._examples[number] = int(useful[0])
                 return True
         return False
 
@@ -224,7 +225,7 @@ class Builder:
         self.unreadable: Mask = scratch(len(source), np.bool_)
         """``bool[N]``: samples that the source does not give."""
 
-    def build(self, ids: Ids) -> tuple[int, NDArray[np.int64]] | None:
+    def build(self, ids: Ids) -> tuple[int, list[int]] | None:
         """Build, store and note a package of ``ids`` (``u32[n]``, distinct).
 
         Returns its number in the catalogue, and the numbers of those it took samples from; None
@@ -238,7 +239,7 @@ class Builder:
         name = new_name(self._group)
         self._publish(name, package)
         self._totals.add(packages_built=1)
-        return self._catalogue.add(name, package.ids), distinct(home[home >= 0])
+        return self._catalogue.add(name, package.ids), numbers_in(home)
 
     def read(self, number: int) -> Package | None:
         """Return a package of the catalogue in one read of the depot; safe in any thread.
@@ -297,7 +298,7 @@ class Builder:
         part: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
-        for number in distinct(home[(part < 0) & (home >= 0)]).tolist():
+        for number in numbers_in(home[part < 0]):
             package = self._opened(number)
             if package is None:
                 continue
@@ -344,6 +345,11 @@ class Builder:
         part[lacking[good]] = len(parts)
         index[lacking[good]] = good
         parts.append(Packed(data, offsets))
+
+
+def numbers_in(home: NDArray[np.int64]) -> list[int]:
+    """Return the packages that samples are in by :meth:`Catalogue.home`, each once, ascending."""
+    return distinct(home[home >= 0].astype(np.uint32)).tolist()
 
 
 def read_package(
