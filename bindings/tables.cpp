@@ -1,12 +1,14 @@
-// stoker._core.count, look_up, write_scores, score_keys, median, distinct, count_below,
-// count_up_to, next_use and first_use: translate arrays, decide nothing.
+// stoker._core.count, write, find_first, look_up, write_scores, score_keys, median, distinct,
+// count_below, count_up_to, next_use and first_use: translate arrays, decide nothing.
 #include "stoker/tables.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "arrays.h"
 #include "gil.h"
@@ -22,6 +24,26 @@ void bind_tables(nb::module_& m) {
         stoker::count(span(counts), span(ids));
       },
       "counts"_a.noconvert(), "ids"_a);
+  m.def(
+      "write",
+      [](const Array<std::uint32_t>& table, const Array<const std::uint32_t>& ids,
+         std::uint32_t value) { stoker::write(span(table), span(ids), value); },
+      "table"_a.noconvert(), "ids"_a, "value"_a);
+  m.def(
+      "write",
+      [](const Array<std::uint8_t>& table, const Array<const std::uint32_t>& ids,
+         std::uint8_t value) { stoker::write(span(table), span(ids), value); },
+      "table"_a.noconvert(), "ids"_a, "value"_a);
+  m.def(
+      "find_first",
+      [](const Array<const std::uint32_t>& table, std::uint32_t value,
+         const Array<const bool>& wanted,
+         const Array<const std::uint32_t>& ids) -> std::optional<std::size_t> {
+        const std::size_t first =
+            stoker::find_first(span(table), value, span(wanted), span(ids));
+        return first < ids.size() ? std::optional(first) : std::nullopt;
+      },
+      "table"_a.noconvert(), "value"_a, "wanted"_a.noconvert(), "ids"_a);
   m.def(
       "look_up",
       [](const Array<const std::uint32_t>& table, const Array<const std::uint32_t>& ids) {

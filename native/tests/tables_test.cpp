@@ -32,6 +32,36 @@ void every_access_counts() {
   CHECK(counts == expected);
 }
 
+void rows_are_written() {
+  std::vector<std::uint32_t> table(50, 0);
+  std::vector<std::uint8_t> flags(50, 0);
+  const auto ids = drawn(50, 40, 1);
+  stoker::write(table, ids, 70'000);
+  stoker::write(flags, ids, 1);
+  for (std::uint32_t id = 0; id < 50; ++id) {
+    const bool is_meant = std::find(ids.begin(), ids.end(), id) != ids.end();
+    CHECK(table[id] == (is_meant ? 70'000u : 0u));
+    CHECK(flags[id] == (is_meant ? 1u : 0u));
+  }
+  const std::vector<std::uint32_t> wrong{1, 50};
+  const auto before = table;
+  CHECK_THROWS(ConfigError, stoker::write(table, wrong, 7));
+  CHECK(table == before);
+}
+
+void the_first_row_of_a_value_is_found() {
+  const std::vector<std::uint32_t> table{5, 7, 7, 5, 7};
+  const bool wanted[] = {true, false, true, true, true};
+  const std::vector<std::uint32_t> ids{3, 1, 4, 2};
+  CHECK(stoker::find_first(table, 7, wanted, ids) == 2);  // 1 is not wanted
+  CHECK(stoker::find_first(table, 5, wanted, ids) == 0);
+  CHECK(stoker::find_first(table, 6, wanted, ids) == ids.size());
+  const std::vector<std::uint32_t> wrong{3, 5};
+  CHECK_THROWS(ConfigError, stoker::find_first(table, 5, wanted, wrong));
+  const std::vector<std::uint32_t> last{4};
+  CHECK_THROWS(ConfigError, stoker::find_first(table, 5, {wanted, 4}, last));
+}
+
 void rows_are_looked_up() {
   const auto table = drawn(1'000, 50, 1);
   const auto ids = drawn(50, 300, 2);
@@ -185,6 +215,8 @@ void distinct_ids_ascend() {
 
 int main() {
   every_access_counts();
+  rows_are_written();
+  the_first_row_of_a_value_is_found();
   rows_are_looked_up();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();

@@ -99,7 +99,7 @@ class PackageLoader:
         region = self._arena.region_stats(self._region)
         over = self._may_leave(region["entries"], low, epoch_stamp)
         lacking = needed - (region["budget"] - region["bytes"])
-        freed = np.cumsum(self._sizes[over])
+        freed = self._sizes[over].cumsum()
         if lacking > 0 and (not freed.size or freed[-1] < lacking):
             self.lacking = lacking - (int(freed[-1]) if freed.size else 0)
             fits = is_lent or needed <= region["budget"]
@@ -118,7 +118,7 @@ class PackageLoader:
         """Note samples ``u32[n]`` of low importance that the cache served, once in the epoch."""
         if self._over is not None:
             there = self._arena.copies(ids, self._region) > 0
-            self._over = np.append(self._over, ids[there])
+            self._over = np.concatenate((self._over, ids[there]))
 
     def _may_leave(self, entries: int, low: Mask, epoch_stamp: int) -> Ids:
         """Return those of the region, which has so many ``entries``, that may leave."""
@@ -149,9 +149,9 @@ class PackageLoader:
             samples = tuple(pick(package.samples, index))
             admitted = self._arena.put_many(own, samples, None, self._region)
             left = own[~admitted]
-            self._flags.clear(left)
         finally:
             if left.size:
+                self._flags.clear(left)
                 self._arena.abandon(left)
 
     def _forget_gone(self) -> None:

@@ -291,17 +291,17 @@ class BlankBuilder(Builder):
         ids = self._catalogue.ids(number)
         return Package(ids, no_bytes(len(ids)))
 
-    def _gather(self, ids: Ids, home: NDArray[np.int64]) -> Package:
+    def _gather(self, ids: Ids, home: NDArray[np.uint32]) -> Package:
         _, _, found = self._arena.get_many(ids)
         lacking = home[~found]
         for number in numbers_in(lacking):
             self._opened(number)
-        self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
+        self._totals.add(rebuild_reads=int(np.count_nonzero(lacking == 0)))
         # A copy: these are part of an array of the whole epoch's, which would stay as long.
         return Package(ids.copy(), no_bytes(len(ids)))
 
-    def _publish(self, name: str, package: Package) -> None:
-        pass
+    def _publish(self, package: Package) -> str:
+        return ""
 
 
 class Packages:
