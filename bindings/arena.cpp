@@ -350,6 +350,25 @@ nb::tuple peek(const stoker::View& self, const IdArray& ids) {
   return nb::make_tuple(data->array(), offsets.array(), found.array());
 }
 
+Array1<std::int64_t> find_lacking(const PyArena& self, const IdArray& ids, const IdArray& marks,
+                                  std::uint32_t stamp) {
+  const auto arena = self.open();
+  Buffer<std::int64_t> places(ids.size());
+  {
+    const GilReleased released;
+    places.size = arena->find_lacking(span(ids), span(marks), stamp, places.get());
+  }
+  return places.array();
+}
+
+nb::dict dict_of(const stoker::Region& region) {
+  nb::dict out;
+  out["bytes"] = region.bytes;
+  out["budget"] = region.budget;
+  out["entries"] = region.size;
+  return out;
+}
+
 nb::dict stats(const PyArena& self) {
   const auto arena = self.open();
   stoker::Counters counters;
@@ -382,13 +401,7 @@ nb::dict stats(const PyArena& self) {
   out["block_size"] = header.block_size;
   out["free_blocks"] = counters.free_blocks;
   nb::dict by_name;
-  for (const stoker::Region& region : regions) {
-    nb::dict one;
-    one["bytes"] = region.bytes;
-    one["budget"] = region.budget;
-    one["entries"] = region.size;
-    by_name[region.name] = one;
-  }
+  for (const stoker::Region& region : regions) by_name[region.name] = dict_of(region);
   out["regions"] = by_name;
   return out;
 }
@@ -539,6 +552,7 @@ void bind_arena(nb::module_& m) {
             return flags(ids, [&](bool* found) { arena->contains(span(ids), found); });
           },
           "ids"_a)
+      .def("find_lacking", &find_lacking, "ids"_a, "marks"_a.noconvert(), "stamp"_a)
       .def(
           "claim",
           [](const PyArena& self, const IdArray& ids) {
@@ -683,7 +697,14 @@ void bind_arena(nb::module_& m) {
            [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.reclaim(); }); })
       .def("verify",
            [](const PyArena& self) { unlocked(self, [](Arena& arena) { arena.verify(); }); })
-      .def("stats", &stats);
+      .def("stats", &stats)
+      .def(
+          "region_stats",
+          [](const PyArena& self, const std::string& region) {
+            return dict_of(unlocked(
+                self, [&](Arena& arena) { return arena.regions()[arena.region(region)]; }));
+          },
+          "region"_a);
   nb::class_<stoker::View>(m, "View", "An arena mapped to be read only; it ends with the object.")
       .def(nb::init<int>(), "memory"_a, release)
       .def_prop_ro("num_ids",

@@ -14,6 +14,7 @@
 namespace stoker {
 namespace {
 
+constexpr std::size_t kAhead = 16;            // entries looked up before they are needed
 constexpr std::size_t kMoves = 64;            // under one lock, each of which may evict
 constexpr std::uint32_t kAFew = 8192;         // listed under the lock
 constexpr std::uint64_t kPiece = 4ull << 20;  // bytes given back or taken under one lock
@@ -36,6 +37,10 @@ void Arena::where(Ids ids, std::uint8_t* regions) const {
 void Arena::copies(Ids ids, std::uint32_t region, std::uint32_t* numbers) const {
   check(ids);
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) {
+      __builtin_prefetch(&entries_[ids[i + kAhead]]);
+      __builtin_prefetch(&ranks_[ids[i + kAhead]]);
+    }
     const Entry& entry = entries_[ids[i]];
     const std::uint64_t word = entry.word.load(std::memory_order_acquire);
     const std::uint8_t tag = ranks_[ids[i]].region.load(std::memory_order_acquire);

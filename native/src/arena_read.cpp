@@ -1,10 +1,13 @@
 // The arena's lock-free side: look, copy out, check the version, touch.
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "stoker/arena.h"
 #include "stoker/crc32c.h"
+#include "stoker/error.h"
 #include "stoker/keys.h"
+#include "stoker/marks.h"
 #include "stoker/racy_copy.h"
 
 namespace stoker {
@@ -184,6 +187,26 @@ void Arena::contains(Ids ids, bool* found) const {
     if (i + kAhead < ids.size()) __builtin_prefetch(&entries_[ids[i + kAhead]]);
     found[i] = state_of(entries_[ids[i]].word.load(std::memory_order_acquire)) == State::kReady;
   }
+}
+
+std::size_t Arena::find_lacking(Ids ids, std::span<const std::uint32_t> marks, std::uint32_t stamp,
+                                std::int64_t* places) const {
+  check(ids);
+  if (marks.size() < header_->num_ids) {
+    throw ConfigError(std::to_string(marks.size()) + " marks for " +
+                      std::to_string(header_->num_ids) + " ids: give one for each");
+  }
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) {
+      __builtin_prefetch(&entries_[ids[i + kAhead]]);
+      __builtin_prefetch(&marks[ids[i + kAhead]]);
+    }
+    const State state = state_of(entries_[ids[i]].word.load(std::memory_order_acquire));
+    places[count] = static_cast<std::int64_t>(i);  // without a branch, which none could predict
+    count += static_cast<std::size_t>((state != State::kReady) & !is_marked(marks, ids[i], stamp));
+  }
+  return count;
 }
 
 void Arena::keys(Ids ids, double* keys) const {

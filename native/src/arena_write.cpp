@@ -465,6 +465,7 @@ void Arena::claim(Ids ids, bool* claimed) {
   check(ids);
   const std::uint32_t me = slot();
   for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + 2 * kAhead < ids.size()) __builtin_prefetch(&entries_[ids[i + 2 * kAhead]], 1);
     Entry& entry = entries_[ids[i]];
     pend(me, 1);
     std::uint64_t word = entry.word.load(std::memory_order_acquire);

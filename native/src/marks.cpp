@@ -58,9 +58,7 @@ std::vector<std::int64_t> find_marked(std::span<const std::uint32_t> marks,
       __builtin_prefetch(&marks[ids[i + kAhead]]);
       __builtin_prefetch(&wanted[ids[i + kAhead]]);
     }
-    // The memory is writable; a mark is only read here.
-    auto& mark = const_cast<std::uint32_t&>(marks[ids[i]]);
-    if (Mark(mark).load(std::memory_order_acquire) >= stamp || !wanted[ids[i]]) {
+    if (is_marked(marks, ids[i], stamp) || !wanted[ids[i]]) {
       found.push_back(static_cast<std::int64_t>(i));
     }
   }

@@ -40,6 +40,15 @@ void check_finite(SampleIds ids, std::span<const double> values) {
                     " is not finite: leave that sample out");
 }
 
+template <typename T>
+void fill(std::span<T> table, SampleIds ids, T value) {
+  check(ids, table.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&table[ids[i + kAhead]], 1);
+    table[ids[i]] = value;
+  }
+}
+
 // The bits of a number, which is not NaN, in the order of the numbers.
 std::uint64_t ordered(double value) {
   const auto bits = std::bit_cast<std::uint64_t>(value + 0.0);  // which leaves no -0
@@ -211,17 +220,38 @@ class Middle {
 
 }  // namespace
 
+void write(std::span<std::uint32_t> table, SampleIds ids, std::uint32_t value) {
+  fill(table, ids, value);
+}
+
+void write(std::span<std::uint8_t> table, SampleIds ids, std::uint8_t value) {
+  fill(table, ids, value);
+}
+
+std::size_t find_first(std::span<const std::uint32_t> table, std::uint32_t value,
+                       std::span<const bool> wanted, SampleIds ids) {
+  check(ids, std::min(table.size(), wanted.size()));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&table[ids[i + kAhead]]);
+    if (table[ids[i]] == value && wanted[ids[i]]) return i;
+  }
+  return ids.size();
+}
+
+void look_up(std::span<const std::uint32_t> table, SampleIds ids, std::uint32_t* found) {
+  check(ids, table.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) __builtin_prefetch(&table[ids[i + kAhead]]);
+    found[i] = table[ids[i]];
+  }
+}
+
 void count(std::span<std::int32_t> counts, SampleIds ids) {
   check(ids, counts.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kAhead < ids.size()) __builtin_prefetch(&counts[ids[i + kAhead]], 1);
     ++counts[ids[i]];
   }
-}
-
-void mark(std::span<bool> marks, SampleIds ids) {
-  check(ids, marks.size());
-  for (const std::uint32_t id : ids) marks[id] = true;
 }
 
 void count_kinds(std::span<const std::uint8_t> kinds, SampleIds ids, Kinds& counts) {

@@ -35,22 +35,57 @@ void every_access_counts() {
   CHECK(counts == expected);
 }
 
-void marks_and_kinds_are_those_of_the_ids() {
+void kinds_are_those_of_the_ids() {
   const auto ids = drawn(50, 30, 3);
-  const auto marks = std::make_unique<bool[]>(50);
   std::vector<std::uint8_t> kinds(50);
   for (std::uint32_t id = 0; id < 50; ++id) kinds[id] = id % 7 == 0 ? 255 : id % 3;
-  stoker::mark({marks.get(), 50}, ids);
   stoker::Kinds counts{}, expected{};
   stoker::count_kinds(kinds, ids, counts);
   for (const std::uint32_t id : ids) ++expected[kinds[id]];
   CHECK(counts == expected);
-  for (std::uint32_t id = 0; id < 50; ++id) {
-    CHECK(marks[id] == (std::find(ids.begin(), ids.end(), id) != ids.end()));
-  }
   const std::vector<std::uint32_t> wrong{0, 50};
-  CHECK_THROWS(ConfigError, stoker::mark({marks.get(), 50}, wrong));
   CHECK_THROWS(ConfigError, stoker::count_kinds(kinds, wrong, counts));
+}
+
+void rows_are_written() {
+  std::vector<std::uint32_t> table(50, 0);
+  std::vector<std::uint8_t> flags(50, 0);
+  const auto ids = drawn(50, 40, 1);
+  stoker::write(table, ids, 70'000);
+  stoker::write(flags, ids, 1);
+  for (std::uint32_t id = 0; id < 50; ++id) {
+    const bool is_meant = std::find(ids.begin(), ids.end(), id) != ids.end();
+    CHECK(table[id] == (is_meant ? 70'000u : 0u));
+    CHECK(flags[id] == (is_meant ? 1u : 0u));
+  }
+  const std::vector<std::uint32_t> wrong{1, 50};
+  const auto before = table;
+  CHECK_THROWS(ConfigError, stoker::write(table, wrong, 7));
+  CHECK(table == before);
+}
+
+void the_first_row_of_a_value_is_found() {
+  const std::vector<std::uint32_t> table{5, 7, 7, 5, 7};
+  const bool wanted[] = {true, false, true, true, true};
+  const std::vector<std::uint32_t> ids{3, 1, 4, 2};
+  CHECK(stoker::find_first(table, 7, wanted, ids) == 2);  // 1 is not wanted
+  CHECK(stoker::find_first(table, 5, wanted, ids) == 0);
+  CHECK(stoker::find_first(table, 6, wanted, ids) == ids.size());
+  const std::vector<std::uint32_t> wrong{3, 5};
+  CHECK_THROWS(ConfigError, stoker::find_first(table, 5, wanted, wrong));
+  const std::vector<std::uint32_t> last{4};
+  CHECK_THROWS(ConfigError, stoker::find_first(table, 5, {wanted, 4}, last));
+}
+
+void rows_are_looked_up() {
+  const auto table = drawn(1'000, 50, 1);
+  const auto ids = drawn(50, 300, 2);
+  std::vector<std::uint32_t> found(300), expected;
+  stoker::look_up(table, ids, found.data());
+  for (const std::uint32_t id : ids) expected.push_back(table[id]);
+  CHECK(found == expected);
+  const std::vector<std::uint32_t> wrong{50};
+  CHECK_THROWS(ConfigError, stoker::look_up(table, wrong, found.data()));
 }
 
 void the_later_score_of_an_id_stays() {
@@ -256,7 +291,10 @@ void distinct_ids_ascend() {
 
 int main() {
   every_access_counts();
-  marks_and_kinds_are_those_of_the_ids();
+  kinds_are_those_of_the_ids();
+  rows_are_written();
+  the_first_row_of_a_value_is_found();
+  rows_are_looked_up();
   the_later_score_of_an_id_stays();
   the_next_use_is_the_nearest();
   counts_are_those_of_smaller_and_of_equal_ones();

@@ -201,7 +201,7 @@ class Plan:
     def visited(self, num_samples: int) -> NDArray[np.bool_]:
         """Return bool[num_samples], which samples come in this plan, of ids below that."""
         is_in: NDArray[np.bool_] = scratch(num_samples, np.bool_)
-        core.mark(is_in, self.ids)
+        core.write(is_in.view(np.uint8), self.ids, 1)
         return is_in
 
     @cached_property

@@ -34,7 +34,7 @@ def test_like_a_dictionary(steps: list[list[int] | set[int]], low: set[int]) -> 
             home = {sample: at for sample, at in home.items() if at not in step}
         assert catalogue.numbers() == list(there)
         every = np.arange(NUM, dtype=np.uint32)
-        assert catalogue.home(every).tolist() == [home.get(n, -1) for n in range(NUM)]
+        assert catalogue.home(every).tolist() == [home.get(n, -1) + 1 for n in range(NUM)]
         at_home = [[n for n in ids if home.get(n) == at] for at, ids in there.items()]
         assert [ids.tolist() for ids in catalogue.contents()] == at_home
         mask = np.isin(every, list(low))

@@ -86,6 +86,10 @@ class Arena {
   std::uint64_t peek(Ids ids, const Snapshot* snapshots, unsigned char* out, std::int64_t* offsets,
                      bool* found) const;
   void contains(Ids ids, bool* found) const;
+  // Writes where in `ids` those are that are not there now, and that `marks` (by id, see marks.h)
+  // say were not marked with this stamp; returns how many. `places` has room for all.
+  std::size_t find_lacking(Ids ids, std::span<const std::uint32_t> marks, std::uint32_t stamp,
+                           std::int64_t* places) const;
 
   // --- writing ---
   struct Placing {

@@ -5,6 +5,7 @@
 // changes nothing. Ids are checked (ConfigError), and so is the stamp: 0 means no mark.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,6 +13,12 @@
 namespace stoker {
 
 constexpr std::uint32_t kLongestChain = 1000;  // of samples that displaced one another
+
+// Whether an id was marked with this stamp; `id` is not checked.
+inline bool is_marked(std::span<const std::uint32_t> marks, std::uint32_t id, std::uint32_t stamp) {
+  auto& mark = const_cast<std::uint32_t&>(marks[id]);  // the memory is writable; it is only read
+  return std::atomic_ref<std::uint32_t>(mark).load(std::memory_order_acquire) >= stamp;
+}
 
 // first[i]: true where ids[i] had an earlier stamp until now. Of all who mark an id with one stamp,
 // at most one sees true.

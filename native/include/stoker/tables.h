@@ -20,14 +20,22 @@ using SampleIds = std::span<const std::uint32_t>;
 // Adds one to the count of each id, as often as it comes.
 void count(std::span<std::int32_t> counts, SampleIds ids);
 
-// Sets the mark of each id.
-void mark(std::span<bool> marks, SampleIds ids);
-
 // Counts of samples of each kind.
 using Kinds = std::array<std::int64_t, 256>;
 
 // Adds one to the count of each id's kind.
 void count_kinds(std::span<const std::uint8_t> kinds, SampleIds ids, Kinds& counts);
+// Writes one value for each id.
+void write(std::span<std::uint32_t> table, SampleIds ids, std::uint32_t value);
+void write(std::span<std::uint8_t> table, SampleIds ids, std::uint8_t value);
+
+// Where in `ids` the first of those is for which the table has this value, and which is among the
+// `wanted` (by id, as many as the table); ids.size() if there is none.
+std::size_t find_first(std::span<const std::uint32_t> table, std::uint32_t value,
+                       std::span<const bool> wanted, SampleIds ids);
+
+// found[i]: what the table says of ids[i].
+void look_up(std::span<const std::uint32_t> table, SampleIds ids, std::uint32_t* found);
 
 // What training has learned of each sample; all of one length.
 struct ScoreTable {

@@ -16,7 +16,6 @@ from stoker.bundles.depot import Depot, new_name
 from stoker.bundles.package import Package, decode, encode, stamp_of_files
 from stoker.bundles.packager import Totals
 from stoker.errors import SegmentError, SourceUnavailable
-from stoker.scores import distinct
 from stoker.shared import in_parts, scratch
 from stoker.source.base import Source, read_whole
 from stoker.source.packed import Packed, gather
@@ -25,7 +24,6 @@ from stoker.store.tier import Ids, Mask
 
 _MIXED_BYTES = 32 << 20
 _MOST_MIXED = 16
-_FEW = 64
 log = logging.getLogger("stoker.bundles")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -49,7 +47,7 @@ class Catalogue:
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._packages[number] = name, ids
-            self._home[ids] = number + 1
+            core.write(self._home, ids, number + 1)
             return number
 
     def remove(self, numbers: Iterable[int]) -> list[str]:
@@ -60,7 +58,7 @@ class Catalogue:
                 if number in self._packages:
                     name, ids = self._packages.pop(number)
                     self._examples.pop(number, None)
-                    self._home[ids[self._home[ids] == number + 1]] = 0
+                    self._home[ids[core.look_up(self._home, ids) == number + 1]] = 0
                     names.append(name)
         return names
 
@@ -75,9 +73,9 @@ class Catalogue:
             found = self._packages.get(number)
             return np.empty(0, np.uint32) if found is None else found[1]
 
-    def home(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the number of each sample's package, -1 where it is in none."""
-        return self._home.take(ids).astype(np.int64) - 1
+    def home(self, ids: Ids) -> NDArray[np.uint32]:
+        """Return one more than the number of each sample's package, 0 where it is in none."""
+        return core.look_up(self._home, ids)
 
     def numbers(self) -> list[int]:
         """Return the numbers of all packages, the oldest first."""
@@ -101,12 +99,10 @@ class Catalogue:
         if known is not None and low[known] and self._home[known] == number + 1:
             return True
         ids = self._packages[number][1]
-        for part in ids[:_FEW], ids[_FEW:]:  # most have one among the first few
-            at_home = part[low[part] & (self._home[part] == number + 1)]
-            if at_home.size:
-                self._examples[number] = int(at_home[0])
-                return True
-        return False
+        first = core.find_first(self._home, number + 1, low, ids)
+        if first is not None:
+            self._examples[number] = int(ids[first])
+        return first is not None
 
 
 def mixed_packages(min_bytes: int) -> int:
@@ -224,7 +220,7 @@ class Builder:
         self.unreadable: Mask = scratch(len(source), np.bool_)
         """``bool[N]``: samples that the source does not give."""
 
-    def build(self, ids: Ids) -> tuple[int, NDArray[np.int64]] | None:
+    def build(self, ids: Ids) -> tuple[int, list[int]] | None:
         """Build, store and note a package of ``ids`` (``u32[n]``, distinct).
 
         Returns its number in the catalogue, and the numbers of those it took samples from; None
@@ -235,10 +231,9 @@ class Builder:
         package = self._gather(ids, home)
         if not package.ids.size:
             return None
-        name = new_name(self._group)
-        self._publish(name, package)
+        name = self._publish(package)
         self._totals.add(packages_built=1)
-        return self._catalogue.add(name, package.ids), distinct(home[home >= 0])
+        return self._catalogue.add(name, package.ids), numbers_in(home)
 
     def read(self, number: int) -> Package | None:
         """Return a package of the catalogue in one read of the depot; safe in any thread.
@@ -254,14 +249,16 @@ class Builder:
             self._totals.add(packages_lost=1)
         return package
 
-    def _publish(self, name: str, package: Package) -> None:
-        pieces = encode(package, self._stamp)
+    def _publish(self, package: Package) -> str:
+        """Store a package, and return its name."""
+        name, pieces = new_name(self._group), encode(package, self._stamp)
         try:
             self._depot.publish(name, pieces)
         except OSError as error:
             if error.errno not in _FULL or not self._make_room(sum(map(len, pieces))):
                 raise
             self._depot.publish(name, pieces)
+        return name
 
     def _make_room(self, num_bytes: int) -> bool:
         """Remove the oldest packages; their samples can be read again. False if there are none."""
@@ -275,8 +272,8 @@ class Builder:
         self._depot.remove(self._catalogue.remove(victims))
         return bool(victims)
 
-    def _gather(self, ids: Ids, home: NDArray[np.int64]) -> Package:
-        """Return the samples, which are in packages ``home`` (``i64[n]``, -1 for none).
+    def _gather(self, ids: Ids, home: NDArray[np.uint32]) -> Package:
+        """Return the samples, which are in packages ``home``, see :meth:`Catalogue.home`.
 
         Those that the source does not give are left out.
         """
@@ -292,16 +289,16 @@ class Builder:
     def _from_packages(
         self,
         ids: Ids,
-        home: NDArray[np.int64],
+        home: NDArray[np.uint32],
         parts: list[Packed],
         part: NDArray[np.int64],
         index: NDArray[np.int64],
     ) -> None:
-        for number in distinct(home[(part < 0) & (home >= 0)]).tolist():
+        for number in numbers_in(home[part < 0]):
             package = self._opened(number)
             if package is None:
                 continue
-            mine = np.flatnonzero((part < 0) & (home == number))
+            mine = np.flatnonzero((part < 0) & (home == number + 1))
             order = np.argsort(package.ids)
             found = np.searchsorted(package.ids, ids[mine], sorter=order)
             part[mine] = len(parts)
@@ -344,6 +341,12 @@ class Builder:
         part[lacking[good]] = len(parts)
         index[lacking[good]] = good
         parts.append(Packed(data, offsets))
+
+
+def numbers_in(home: NDArray[np.uint32]) -> list[int]:
+    """Return the packages that samples are in by :meth:`Catalogue.home`, each once, ascending."""
+    numbers: list[int] = (core.distinct(home[home > 0]) - 1).tolist()
+    return numbers
 
 
 def read_package(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import stoker._core as core
 from stoker.bundles.depot import location_of, private_location
 from stoker.bundles.package import stamp_of
 from stoker.errors import ConfigError
@@ -249,9 +250,8 @@ class Flags:
 
     def _write(self, ids: Ids, value: int) -> None:
         with self._lock:
-            self._own[ids] = value
-            for outlet in self._outlets:
-                outlet[ids] = value
+            for array in self._own, *self._outlets:
+                core.write(array, ids, value)
 
 
 class Totals:

@@ -84,36 +84,31 @@ class PackageLoader:
     def load(self, number: int, low: Mask, epoch_stamp: int) -> Loaded:
         """Load a package of the catalogue, as far as its samples are of use.
 
-        These are of low importance by ``low`` (``bool[N]``), not served since ``epoch_stamp``, and
-        not cached. Raises OSError when the depot fails.
+        These are not served since ``epoch_stamp``, and not cached; all in a package of this epoch
+        are of low importance by ``low`` (``bool[N]``). Raises OSError when the depot fails.
         """
         if self._epoch_stamp != epoch_stamp:
             self._forget_gone()
             self._epoch_stamp, self._over, self._list_until = epoch_stamp, None, 0.0
         ids = self._catalogue.ids(number)
-        wanted = ~self._arena.contains(ids)
-        wanted[core.find_marked(self._served, low, ids, epoch_stamp)] = False
-        if not wanted.any():
+        wanted = self._arena.find_lacking(ids, self._served, epoch_stamp)
+        if not wanted.size:
             return Loaded.NOT_NEEDED
         needed = int(self._sizes[ids[wanted]].sum())
-        stats = self._arena.stats()
-        region = stats["regions"][self._region]
-        over = self._may_leave(int(region["entries"]), low, epoch_stamp)
-        room = (
-            int(region["budget"])
-            - int(region["bytes"])
-            + np.cumsum(np.append(0, self._sizes[over]))
-        )
-        if room[-1] < needed:
-            self.lacking = needed - int(room[-1])
-            is_lent = stats["limit_bytes"] < stats["capacity_bytes"]  # and comes back
+        is_lent = self._arena.limit_bytes < self._arena.capacity_bytes  # and comes back
+        region = self._arena.region_stats(self._region)
+        over = self._may_leave(region["entries"], low, epoch_stamp)
+        lacking = needed - (region["budget"] - region["bytes"])
+        freed = self._sizes[over].cumsum()
+        if lacking > 0 and (not freed.size or freed[-1] < lacking):
+            self.lacking = lacking - (int(freed[-1]) if freed.size else 0)
             fits = is_lent or needed <= region["budget"]
             return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
         package = self._builder.read(number)
         if package is None:
             return Loaded.LOST
         self._totals.add(package_reads=1, package_bytes=len(package.samples.data))
-        leaving = int(np.searchsorted(room, needed))
+        leaving = int(freed.searchsorted(lacking)) + 1 if lacking > 0 else 0
         self._let_go(over[:leaving])
         self._over, self._list_until = over[leaving:], 0.0
         self._put(package, wanted)
@@ -123,7 +118,7 @@ class PackageLoader:
         """Note samples ``u32[n]`` of low importance that the cache served, once in the epoch."""
         if self._over is not None:
             there = self._arena.copies(ids, self._region) > 0
-            self._over = np.append(self._over, ids[there])
+            self._over = np.concatenate((self._over, ids[there]))
 
     def _may_leave(self, entries: int, low: Mask, epoch_stamp: int) -> Ids:
         """Return those of the region, which has so many ``entries``, that may leave."""
@@ -146,8 +141,7 @@ class PackageLoader:
         self._arena.discard_from(self._region, ids)
         self._flags.clear(ids[~self._arena.contains(ids)])
 
-    def _put(self, package: Package, wanted: Mask) -> None:
-        index = np.flatnonzero(wanted)
+    def _put(self, package: Package, index: NDArray[np.int64]) -> None:
         index = index[self._arena.claim(package.ids[index])]
         left = own = package.ids[index]
         try:
@@ -155,9 +149,9 @@ class PackageLoader:
             samples = tuple(pick(package.samples, index))
             admitted = self._arena.put_many(own, samples, None, self._region)
             left = own[~admitted]
-            self._flags.clear(left)
         finally:
             if left.size:
+                self._flags.clear(left)
                 self._arena.abandon(left)
 
     def _forget_gone(self) -> None:
@@ -273,7 +267,7 @@ class Workshop:
             with self._lock:
                 if self._is_current(epoch):
                     self._to_load.append(built[0])
-            self._remove_useless(epoch.low, built[1].tolist())
+            self._remove_useless(epoch.low, built[1])
         return True
 
     def load(self) -> Loaded | None:

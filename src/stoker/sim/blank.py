@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from stoker._core import Arena as Core
 from stoker._core import segment_bytes
 from stoker.bundles import Packaging
-from stoker.bundles.builder import Builder
+from stoker.bundles.builder import Builder, numbers_in
 from stoker.bundles.depot import Pieces
 from stoker.bundles.package import Package
 from stoker.bundles.packager import FIELDS, Flags, Job, Totals
 from stoker.bundles.workshop import Epoch, Loaded, Workshop
 from stoker.errors import CapacityError, ConfigError
 from stoker.node.memory import read_memory
-from stoker.scores import Scores, distinct
+from stoker.scores import Scores
 from stoker.shared import SharedArray, in_parts, scratch
 from stoker.source.base import BaseSource, PackedRead, Source, check_ids
 from stoker.source.packed import Offsets, Packed, unpack
@@ -288,17 +288,17 @@ class BlankBuilder(Builder):
         ids = self._catalogue.ids(number)
         return Package(ids, no_bytes(len(ids)))
 
-    def _gather(self, ids: Ids, home: NDArray[np.int64]) -> Package:
+    def _gather(self, ids: Ids, home: NDArray[np.uint32]) -> Package:
         _, _, found = self._arena.get_many(ids)
         lacking = home[~found]
-        for number in distinct(lacking[lacking >= 0]).tolist():
+        for number in numbers_in(lacking):
             self._opened(number)
-        self._totals.add(rebuild_reads=int(np.count_nonzero(lacking < 0)))
+        self._totals.add(rebuild_reads=int(np.count_nonzero(lacking == 0)))
         # A copy: these are part of an array of the whole epoch's, which would stay as long.
         return Package(ids.copy(), no_bytes(len(ids)))
 
-    def _publish(self, name: str, package: Package) -> None:
-        pass
+    def _publish(self, package: Package) -> str:
+        return ""
 
 
 class Packages:

@@ -252,6 +252,15 @@ class Arena:
         """Return bool[n]: is each id cached now? Touches nothing."""
         return self._core.contains(self._ids(ids))
 
+    def find_lacking(
+        self, ids: ArrayLike, marks: NDArray[np.uint32], stamp: int
+    ) -> NDArray[np.int64]:
+        """Return i64[m]: where in ``ids`` those are that are not cached now, and not marked.
+
+        ``marks`` u32[N] of all ids; one counts that is ``stamp`` or more.
+        """
+        return self._core.find_lacking(self._ids(ids), marks, stamp)
+
     def discard(self, ids: ArrayLike) -> None:
         """Drop cached samples, leased ones as well; ids that are not cached are skipped."""
         self._core.discard(self._ids(ids))
@@ -439,6 +448,10 @@ class Arena:
     def stats(self) -> dict[str, Any]:
         """Return the counters of all processes together, and per region bytes and budget."""
         return self._core.stats()
+
+    def region_stats(self, region: str) -> dict[str, int]:
+        """Return what :meth:`stats` says of one region: its ``bytes``, ``budget``, ``entries``."""
+        return self._core.region_stats(region)
 
     def verify(self) -> None:
         """Check every invariant of the segment; raises SegmentError with the first broken one."""
