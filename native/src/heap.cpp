@@ -129,11 +129,10 @@ void Heap::remove(std::uint32_t pos) {
 
 void Heap::replace(std::uint32_t pos, std::uint32_t id, double key) {
   const Node gone = lift(pos);
-  ranks_[gone.id()].region.store(0, std::memory_order_relaxed);
-  Rank& rank = ranks_[id];
-  rank.key.store(key, std::memory_order_relaxed);
-  rank.seat.store(gone.seat, std::memory_order_relaxed);
-  rank.region.store(tag_, std::memory_order_relaxed);
+  leave(gone.id());
+  ranks_[id].key.store(key, std::memory_order_relaxed);
+  ranks_[id].seat.store(gone.seat, std::memory_order_relaxed);
+  enter(id);
   settle(pos, {key, turn_of(id), gone.seat});
 }
 
