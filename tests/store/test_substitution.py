@@ -17,7 +17,7 @@ from stoker.store.claims import Claims, Turns
 from stoker.store.memory_tier import MemoryTier
 from stoker.store.registry import open_arrays
 from stoker.store.store import Store
-from stoker.store.substitutes import StandIns
+from stoker.store.substitutes import OnceEach, StandIns
 from stoker.store.tier import NullTier
 from stoker.types import Outcome
 
@@ -237,6 +237,21 @@ def test_what_comes_after_a_search_that_found_nothing_is_found():
         fill(store, [33])
         now[0] += 1
         assert store.serve([23]).ids.tolist() == [33]
+
+
+def test_what_a_search_offers_is_drawn_from_all_that_are_free():
+    class Full(NullTier):
+        def list(self, region):
+            return np.arange(40_000, dtype=np.uint32)
+
+    claims = Claims(open_arrays("", Claims.layout(40_000, 0), share=False))
+    claims.begin(0, 0, np.arange(8_000, dtype=np.uint32))
+    offered = OnceEach(Full(), "main", claims, clock=lambda: 0.0).offer(claims.stamp)
+    assert len(offered) == len(np.unique(offered)) == 8_000  # a quarter of them
+    assert offered.min() >= 8_000
+    for some in (offered, offered[:2_000]):  # those that are used first, too
+        shares = np.bincount(some // 8_000)[1:] / len(some)
+        assert shares == pytest.approx([0.25] * 4, abs=0.04)
 
 
 def test_what_became_important_meanwhile_is_no_substitute(low):
