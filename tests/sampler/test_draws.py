@@ -40,6 +40,7 @@ def test_a_sample_not_seen_has_the_median_of_the_scores():
     scores = Scores(5)
     scores.update([0, 1, 4], [5.0, -1.0, 2.0], step=0)
     assert scores_or_median(scores).tolist() == [5.0, 0.0, 2.0, 2.0, 2.0]
+    assert scores_or_median(Scores(3)).tolist() == [1.0] * 3  # none was seen
     assert scores.values.tolist() == [5.0, -1.0, 0.0, 0.0, 2.0]
 
 

@@ -209,5 +209,5 @@ def scores_or_median(scores: Scores) -> NDArray[np.float64]:
     unseen = scores.seen == 0
     if unseen.any():
         values[unseen] = core.median(scores.values, scores.seen)
-    np.maximum(values, 0.0, out=values)
+    np.fmax(values, 0.0, out=values)  # where none was seen, there is no median
     return values if values.any() else np.ones(len(values))
