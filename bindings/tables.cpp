@@ -39,8 +39,7 @@ void bind_tables(nb::module_& m) {
       [](const Array<const std::uint32_t>& table, std::uint32_t value,
          const Array<const bool>& wanted,
          const Array<const std::uint32_t>& ids) -> std::optional<std::size_t> {
-        const std::size_t first =
-            stoker::find_first(span(table), value, span(wanted), span(ids));
+        const std::size_t first = stoker::find_first(span(table), value, span(wanted), span(ids));
         return first < ids.size() ? std::optional(first) : std::nullopt;
       },
       "table"_a.noconvert(), "value"_a, "wanted"_a.noconvert(), "ids"_a);
