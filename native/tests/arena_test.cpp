@@ -36,6 +36,10 @@ void ids_out_of_range_are_refused() {
   CHECK_THROWS(ConfigError, arena.put(ids, samples, {0}, flags));
   CHECK_THROWS(ConfigError, arena.measure(ids, snapshots));
   CHECK_THROWS(ConfigError, arena.contains(ids, flags));
+  const std::vector<std::uint32_t> marks(10, 0);
+  std::int64_t places[2];
+  CHECK_THROWS(ConfigError, arena.find_lacking(ids, marks, 1, places));
+  CHECK_THROWS(ConfigError, arena.find_lacking({ids, 1}, {marks.data(), 9}, 1, places));
   CHECK_THROWS(ConfigError, arena.claim(ids, flags));
   CHECK_THROWS(ConfigError, arena.abandon(ids));
   CHECK_THROWS(ConfigError, arena.wait(ids, 0, flags));

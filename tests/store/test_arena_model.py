@@ -122,6 +122,7 @@ def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> N
         native.configure(regions)
         model.configure(regions)
         everything = np.arange(NUM_IDS)
+        marks = np.arange(NUM_IDS, dtype=np.uint32) % 4
         held = [r.name for r in regions if r.holds_bytes]
         earlier = np.zeros((2, len(held), NUM_IDS), np.uint32)
         for position, step in enumerate(steps):
@@ -129,6 +130,8 @@ def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> N
             assert got == apply(model, step, position, second), step
             cached = native.contains(everything).tolist()
             assert cached == model.contains(everything).tolist(), step
+            lacking = native.find_lacking(everything, marks, 2)
+            assert lacking.tolist() == [n for n in everything if not cached[n] and marks[n] < 2]
             assert native.where(everything).tolist() == model.where(everything).tolist(), step
             copies = np.array([[a.copies(everything, r) for r in held] for a in (native, model)])
             assert ((copies[0] > 0) == (copies[1] > 0)).all(), step
@@ -136,7 +139,9 @@ def test_same_as_the_model(regions: tuple[Region, ...], steps: list[tuple]) -> N
             earlier = np.maximum(earlier, copies)  # one that comes back has a higher number
             assert [native.list(r).tolist() for r in held] == [model.list(r).tolist() for r in held]
             native.verify()
-        assert native.stats()["regions"] == model.stats()["regions"]
+        by_name = native.stats()["regions"]
+        assert by_name == model.stats()["regions"]
+        assert by_name == {r.name: native.region_stats(r.name) for r in regions}
         native_counts, model_counts = native.stats(), model.stats()
         for name in ("hits", "misses", "inserts", "evictions"):
             assert native_counts[name] == model_counts[name], name

@@ -345,7 +345,8 @@ class Builder:
 
 def numbers_in(home: NDArray[np.uint32]) -> list[int]:
     """Return the packages that samples are in by :meth:`Catalogue.home`, each once, ascending."""
-    numbers: list[int] = (core.distinct(home[home > 0]) - 1).tolist()
+    found = core.distinct(home)
+    numbers: list[int] = (found[found > 0] - 1).tolist()
     return numbers
 
 

@@ -100,8 +100,9 @@ class PackageLoader:
         over = self._may_leave(region["entries"], low, epoch_stamp)
         lacking = needed - (region["budget"] - region["bytes"])
         freed = self._sizes[over].cumsum()
-        if lacking > 0 and (not freed.size or freed[-1] < lacking):
-            self.lacking = lacking - (int(freed[-1]) if freed.size else 0)
+        most = int(freed[-1]) if freed.size else 0
+        if most < lacking:
+            self.lacking = lacking - most
             fits = is_lent or needed <= region["budget"]
             return Loaded.NO_ROOM if fits else Loaded.TOO_LARGE
         package = self._builder.read(number)
