@@ -63,8 +63,11 @@ def test_ties_are_cut_where_the_share_ends() -> None:
 
 
 def test_repeated_samples_count_once() -> None:
-    places = HighLow(h_share=0.5).places(scored([1, 2, 3, 4]), plan([3, 3, 3, 0, 1, 2]), 4)
+    repeated = plan([3, 3, 3, 0, 1, 1, 2])
+    places = HighLow(h_share=0.5).places(scored([1, 2, 3, 4]), repeated, 4)
     assert places.tolist() == [L, L, H, H]
+    places = HighLow(h_share=0.75).places(scored([1, 1, 1, 1]), repeated, 4)
+    assert places.tolist() == [H, H, L, H]
 
 
 def test_all_is_high_while_the_scorer_warms_up() -> None:

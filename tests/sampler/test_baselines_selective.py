@@ -59,6 +59,20 @@ def test_unseen_samples_are_kept():
         assert set(range(10, 15)) <= set(sampler.plan(scores, epoch).ids.tolist())
 
 
+def test_the_probabilities_of_many_samples_are_those_of_each():
+    """Worked out some at a time; among them are samples that are kept for certain, and ties."""
+    values = np.round(np.random.default_rng(2).lognormal(size=50_000), 1)
+    values[:200] = values[20_000:20_200] = values.max()
+    scores = scores_of(values, unseen=range(45_000, 45_100))
+    sampler = SelectiveSampler(len(values), warm_up=0)
+    seen = values[scores.seen > 0]
+    at_most = np.searchsorted(np.sort(seen), values, side="right") / len(seen)
+    dropped = np.where(scores.seen > 0, 1 - at_most**sampler.beta, 0)
+    expected = 1 - dropped * ((len(values) - sampler.size(scores)) / dropped.sum())
+    np.testing.assert_allclose(sampler.inclusion(scores), expected, rtol=1e-12)
+    assert (sampler.inclusion(scores)[dropped == 0] == 1).all()
+
+
 def test_too_many_unseen_samples_are_drawn_evenly():
     scores = scores_of(np.arange(50.0), unseen=range(5, 50))
     inclusion = SelectiveSampler(50, warm_up=0).inclusion(scores)

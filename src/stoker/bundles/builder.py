@@ -152,8 +152,8 @@ def _ordered(
     """Return ``ids`` in the order in which to pack them; see :func:`pack`."""
     groups = -(-len(existing) // mixed)
     # Those that were missed and are in no package come first; the largest is in none either.
-    kind = np.min_scalar_type(2 * groups + 1)
-    group = np.full(len(missed), groups, kind)
+    group = scratch(len(missed), np.min_scalar_type(2 * groups + 1))
+    group.fill(groups)
     for rank, number in enumerate(rng.permutation(len(existing)).tolist()):
         group[existing[number]] = rank // mixed
     keys: NDArray[np.float64] = scratch(len(ids), np.float64)  # one number in place of two
@@ -165,7 +165,7 @@ def _ordered(
     order: Ids = scratch(len(ids), np.uint32)
     core.count_up_to(keys, order, np.empty(0, np.uint32))
     del keys, group
-    ordered = np.empty_like(ids)
+    ordered: Ids = scratch(len(ids), np.uint32)
     for part in in_parts(len(ids)):
         ordered[part] = ids.take(order[part])
     return ordered

@@ -305,7 +305,7 @@ class Workshop:
         self._flags.clear(flagged[~epoch.low[flagged]])
         self._remove_useless(epoch.low, self._catalogue.numbers())
         due = _still(epoch.low, served, epoch.stamp)
-        due &= ~self._builder.unreadable
+        np.greater(due, self._builder.unreadable, out=due)
         packages = pack(
             due,
             missed,

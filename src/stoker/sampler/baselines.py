@@ -157,25 +157,18 @@ class SelectiveSampler(EpochSampler):
             return share
 
         memory: NDArray[np.float64] = scratch(self.num_samples, np.float64)
-        is_droppable: NDArray[np.bool_] = scratch(self.num_samples, np.bool_)
         filled = 0
         for part in in_parts(self.num_samples):
             some = dropped(part)
-            np.greater(some, 0, out=is_droppable[part])
-            some = some[is_droppable[part]]
+            some = some[some > 0]
             memory[filled : filled + len(some)] = some
             filled += len(some)
         factor = _factor(memory[:filled], total, self.num_samples)
         if factor is None:
             every = np.concatenate([dropped(part) for part in in_parts(self.num_samples)])
             return 1 - _scaled(every, total)
-        # From the end on, so that none is written over before it was read.
-        for part in reversed(list(in_parts(self.num_samples))):
-            count = int(np.count_nonzero(is_droppable[part]))
-            some = 1 - factor * memory[filled - count : filled]
-            memory[part] = 1
-            memory[part][is_droppable[part]] = some
-            filled -= count
+        for part in in_parts(self.num_samples):
+            memory[part] = 1 - factor * dropped(part)
         return memory
 
     def draw(self, scores: Scores, epoch: int, rng: np.random.Generator) -> Draw:

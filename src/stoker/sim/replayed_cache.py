@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 
@@ -129,21 +128,15 @@ class ReplayedCache(PolicyCache):
         store, wanted = self._store, self._divide(scores, plan, epochs)
         self._place(scores, plan)
         store.begin_epoch(plan.epoch, rank_seed=self._seed)
-        with ThreadPoolExecutor(1) as thread:
-            packages, packing = self._packages, None
-            if packages is not None and store.places is not None:
-                # By places, and not by what is cached: that is rearranged meanwhile.
-                places = store.places.array
-                packing = thread.submit(packages.begin_epoch, plan.epoch, store.stamp, places)
-            store.rearrange(
-                self._regions,
-                None if self.policy.natural_keys else partial(self._keys, scores, plan),
-                wanted if self._arranges else None,
-                moves=self._arranges,
-            )
-        if packages is not None and packing is not None:
-            packing.result()
-            packages.work()
+        store.rearrange(
+            self._regions,
+            None if self.policy.natural_keys else partial(self._keys, scores, plan),
+            wanted if self._arranges else None,
+            moves=self._arranges,
+        )
+        if self._packages is not None and store.places is not None:
+            self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
+            self._packages.work()
 
     def end_epoch(self) -> None:
         """Let go of what the epoch needed, so that the next plan has its memory."""
