@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <ranges>
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
@@ -12,7 +13,25 @@
 namespace stoker {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // marks and ranks looked up before they are needed
+constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
+
+// Writes those of `rows` for which `is_meant` to `chosen`, and the others to `rest`. Without a
+// branch, as no processor could predict it.
+template <typename Rows, typename Which>
+void split(const Rows& rows, Which is_meant, std::vector<std::uint32_t>& chosen,
+           std::vector<std::uint32_t>& rest) {
+  chosen.resize(rows.size());
+  rest.resize(rows.size());
+  std::size_t num_chosen = 0, num_rest = 0;
+  for (const std::uint32_t row : rows) {
+    const bool is_chosen = is_meant(row);
+    chosen[num_chosen] = rest[num_rest] = row;
+    num_chosen += static_cast<std::size_t>(is_chosen);
+    num_rest += static_cast<std::size_t>(!is_chosen);
+  }
+  chosen.resize(num_chosen);
+  rest.resize(num_rest);
+}
 
 }  // namespace
 
@@ -27,11 +46,12 @@ class Arena::Chooser {
         missing_(new bool[run.at_once]),
         places_(new std::uint8_t[run.at_once]) {}
 
-  Ids batch;              // what is asked for
-  std::uint32_t* served;  // what is served
-  std::vector<std::uint32_t>
-      to_fetch;                      // rows whose samples are not at hand, of those that are open
-  std::vector<std::uint32_t> apart;  // and of the others
+  Ids batch;                            // what is asked for
+  std::uint32_t* served;                // what is served
+  std::vector<std::uint32_t> open;      // rows that ask for what takes part; so does, then, what is
+                                        // served for them
+  std::vector<std::uint32_t> to_fetch;  // those of them whose samples are not at hand
+  std::vector<std::uint32_t> apart;     // and of the other rows
 
   void begin(Ids asked, std::uint32_t* chosen) {
     batch = asked;
@@ -41,9 +61,6 @@ class Arena::Chooser {
       places_[i] = once_.places == nullptr ? once_.place : once_.places[batch[i]];
     }
   }
-
-  // Whether what a row asks for takes part; so does, then, what is served for it.
-  bool is_open(std::size_t row) const { return places_[row] == once_.place; }
 
   // The region of what a row asks for.
   std::uint8_t place(std::size_t row) const { return places_[row]; }
@@ -55,15 +72,19 @@ class Arena::Chooser {
   void choose(std::size_t begun) {
     arena_.look(batch, flags_.get());
     for (std::size_t i = 0; i < batch.size(); ++i) missing_[i] = !flags_[i];
-    list_wanted();
+    const auto rows = std::views::iota(0u, static_cast<std::uint32_t>(batch.size()));
+    split(rows, [this](std::uint32_t row) { return places_[row] == once_.place; }, open, rows_);
+    const auto is_missing = [this](std::uint32_t row) { return missing_[row]; };
+    split(rows_, is_missing, apart, rest_);
+    // Another sample is wanted for those that were served already, then for those not cached.
+    split(open, is_missing, to_fetch, rest_);
+    wanted_.clear();
+    mark(rest_, wanted_);
+    wanted_.insert(wanted_.end(), to_fetch.begin(), to_fetch.end());
     const std::size_t taken = substitute(begun);
     take_turns(std::vector<std::uint32_t>(wanted_.begin() + static_cast<std::ptrdiff_t>(taken),
                                           wanted_.end()));
-    to_fetch.clear();
-    apart.clear();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (missing_[i]) (is_open(i) ? to_fetch : apart).push_back(static_cast<std::uint32_t>(i));
-    }
+    split(open, is_missing, to_fetch, rest_);
   }
 
  private:
@@ -93,19 +114,6 @@ class Arena::Chooser {
       } else {
         late.push_back(rows[i]);
       }
-    }
-  }
-
-  // The rows for which another sample is wanted: served already, then not cached.
-  void list_wanted() {
-    wanted_.clear();
-    rows_.clear();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (!missing_[i] && is_open(i)) rows_.push_back(static_cast<std::uint32_t>(i));
-    }
-    mark(rows_, wanted_);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (missing_[i] && is_open(i)) wanted_.push_back(static_cast<std::uint32_t>(i));
     }
   }
 
@@ -179,7 +187,7 @@ class Arena::Chooser {
   std::uint32_t entrance_;
   std::unique_ptr<bool[]> flags_, missing_;
   std::unique_ptr<std::uint8_t[]> places_;  // of what each row asks for
-  std::vector<std::uint32_t> wanted_, rows_, ids_;
+  std::vector<std::uint32_t> wanted_, rows_, rest_, ids_;
 };
 
 // Reads what is not at hand and puts it, region by region. `keys` are those of what is asked for,
@@ -242,35 +250,17 @@ void Arena::fetch_apart(const Chooser& chosen, const Run& run, const double* key
 // What was fetched has a copy of its own from now on; what was served makes room for packages. Only
 // samples that take part come with packages.
 void Arena::note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how) {
-  const Ids served{chosen.served, chosen.batch.size()};
-  for (std::size_t i = 0; i < served.size(); ++i) {
-    if (chosen.is_open(i) && how[i] == How::kFetched) once.packaged[served[i]] = 0;
+  for (const std::uint32_t row : chosen.open) {
+    if (how[row] == How::kFetched) once.packaged[chosen.served[row]] = 0;
   }
-  for (std::size_t i = 0; i < served.size(); ++i) {
+  for (const std::uint32_t row : chosen.open) {
     // What was fetched made no room: it takes up its own, or is not there.
-    if (!chosen.is_open(i) || how[i] == How::kFetched) continue;
-    const std::uint32_t id = served[i];
-    if (how[i] == How::kHit && once.packaged[id] == 1) how[i] = How::kPackaged;
+    if (how[row] == How::kFetched) continue;
+    const std::uint32_t id = chosen.served[row];
+    if (how[row] == How::kHit && once.packaged[id] == 1) how[row] = How::kPackaged;
     once.room -= run.length_of(id);
     once.gone.push_back(id);
   }
-}
-
-// Gives what was asked for and served the keys that it has from now on, as far as it is where these
-// count. What stood in for others is not.
-void Arena::give_keys(const Chooser& chosen, const double* keys) {
-  std::vector<std::uint32_t> ids;
-  std::vector<double> own_keys;
-  for (std::size_t i = 0; i < chosen.batch.size(); ++i) {
-    if (i + kAhead < chosen.batch.size()) __builtin_prefetch(&ranks_[chosen.batch[i + kAhead]], 1);
-    const std::uint32_t id = chosen.batch[i];
-    const std::uint32_t tag = ranks_[id].region.load(std::memory_order_relaxed);
-    if (chosen.served[i] != id || tag == 0) continue;
-    if (header_->regions[tag - 1].order != Order::kKey) continue;
-    ids.push_back(id);
-    own_keys.push_back(keys[i]);
-  }
-  rekey(ids, own_keys.data(), nullptr);
 }
 
 void Arena::check_keys(const Run& run, const OnceEach& once) const {
@@ -293,6 +283,7 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
   if (once.stamp == 0) throw ConfigError("stamp=0 is invalid, it means no mark: count from 1");
   check_keys(run, once);
   Chooser chosen(*this, run, once);
+  const std::unique_ptr<bool[]> is_own(new bool[run.at_once]);
   for (std::size_t begin = 0; begin < ids.size(); begin += run.at_once) {
     const std::size_t count = std::min(run.at_once, ids.size() - begin);
     const Ids batch = ids.subspan(begin, count);
@@ -300,15 +291,19 @@ void Arena::replay_once_each(Ids ids, const Run& run, OnceEach& once, std::uint3
     chosen.begin(batch, served + begin);
     chosen.choose(begin + count);
     fetch(chosen, run, run.keys == nullptr ? nullptr : run.keys + begin, how + begin);
-    for (std::size_t i = begin; i < begin + count; ++i) {
-      if (how[i] == How::kHit && served[i] != ids[i]) how[i] = How::kSubstituted;
+    for (const std::uint32_t row : chosen.open) {
+      How& so = how[begin + row];
+      if (so == How::kHit && served[begin + row] != batch[row]) so = How::kSubstituted;
     }
     if (once.make_room) note_packaged(chosen, run, once, how + begin);
     if (once.make_room && once.room <= 0) {
       once.room = once.make_room(once.gone);
       once.gone.clear();
     }
-    if (run.after != nullptr) give_keys(chosen, run.after + begin);
+    if (run.after == nullptr) continue;
+    // What stood in for others has no key.
+    for (std::size_t i = 0; i < count; ++i) is_own[i] = served[begin + i] == batch[i];
+    rekey(batch, run.after + begin, is_own.get());
   }
 }
 

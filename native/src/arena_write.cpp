@@ -150,9 +150,10 @@ void Arena::put_some(Ids ids, const Sample* samples, const Placing& placing, boo
 void Arena::put_unclaimed(Ids ids, const Sample* samples, const Placing& placing) {
   in_parts(ids, samples, placing, [&](std::size_t at, std::size_t count, const Placing& part) {
     const Guard guard(*this, Guard::Insist::kYes);
+    const bool has_bar = part.keys != nullptr && part.overflow == kNone;
+    Bar bar = bar_of(part.region);
     const auto is_turned_away = [&](std::size_t i) {
-      return part.keys != nullptr && part.overflow == kNone &&
-             turns_away(part.region, samples[at + i].size, part.keys[i]);
+      return has_bar && part.keys[i] < bar.key && samples[at + i].size > bar.room;
     };
     std::uint32_t taken[kBatch];
     std::size_t num_taken = 0;
@@ -160,12 +161,14 @@ void Arena::put_unclaimed(Ids ids, const Sample* samples, const Placing& placing
       if (i + kAhead < count && !is_turned_away(i + kAhead)) {
         __builtin_prefetch(&entries_[ids[at + i + kAhead]], 1);
       }
-      const double* key = part.keys == nullptr ? nullptr : part.keys + i;
       if (is_turned_away(i)) {
         ++header_->rejected;
-      } else if (place(ids[at + i], samples[at + i].size, key, part) == Reserved::kTaken) {
-        taken[num_taken++] = ids[at + i];
+        continue;
       }
+      const double* key = part.keys == nullptr ? nullptr : part.keys + i;
+      if (place(ids[at + i], samples[at + i].size, key, part) != Reserved::kTaken) continue;
+      taken[num_taken++] = ids[at + i];
+      bar = bar_of(part.region);
     }
     for (std::size_t i = 0; i < num_taken; ++i) publish(taken[i]);
   });

@@ -180,12 +180,14 @@ bool Arena::evict_for(std::uint32_t region) {
   return false;
 }
 
-// Whether a region is sure to reject a newcomer, which most are: it is full, and all are better.
-bool Arena::turns_away(std::uint32_t region, std::uint64_t length, double key) {
+Arena::Bar Arena::bar_of(std::uint32_t region) {
   const Region& wanted = header_->regions[region];
-  return wanted.admission == Admission::kBeatsVictims && wanted.order == Order::kKey &&
-         wanted.pop == Pop::kEvict && wanted.ghost == kNone && wanted.strict && wanted.size > 0 &&
-         wanted.bytes + length > budget_of(wanted) && !beats(wanted, key, heap(region).at(0).key);
+  const bool has_bar = wanted.admission == Admission::kBeatsVictims && wanted.strict &&
+                       wanted.order == Order::kKey && wanted.pop == Pop::kEvict &&
+                       wanted.ghost == kNone && wanted.size > 0;
+  const std::uint64_t budget = budget_of(wanted);
+  return {has_bar ? heap(region).at(0).key : -std::numeric_limits<double>::infinity(),
+          budget > wanted.bytes ? budget - wanted.bytes : 0};
 }
 
 // Evicts so many of the smallest that the newcomer fits, if it beats every one of them. Nodes stay

@@ -304,7 +304,6 @@ class Arena {
   void fetch_apart(const Chooser& chosen, const Run& run, const double* keys, std::uint32_t target,
                    How* how);
   void note_packaged(const Chooser& chosen, const Run& run, OnceEach& once, How* how);
-  void give_keys(const Chooser& chosen, const double* keys);
   void check_keys(const Run& run, const OnceEach& once) const;
   std::uint32_t stand_in_for(std::uint32_t id, const StandIns& by) const;
   std::vector<std::uint32_t> stand_in(Ids batch, const StandIns& by, std::uint32_t* served,
@@ -362,7 +361,12 @@ class Arena {
     return Excess{}.covers(excess(region, length));
   }
   bool evict_for(std::uint32_t region);
-  bool turns_away(std::uint32_t region, std::uint64_t length, double key);
+  // A newcomer of a lesser key that takes more than the room is sure to be rejected.
+  struct Bar {
+    double key;
+    std::uint64_t room;
+  };
+  Bar bar_of(std::uint32_t region);
   bool beats_victims(std::uint32_t region, std::uint64_t length, double key,
                      std::uint32_t* newcomer);
   bool beats_popped(std::uint32_t region, std::uint64_t length, double key);

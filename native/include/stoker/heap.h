@@ -66,7 +66,11 @@ class Heap {
     if (is_line()) return;
     __builtin_prefetch(&positions_[ranks_[id].seat.load(std::memory_order_relaxed)]);
   }
-  void expect_node(std::uint32_t id) const { __builtin_prefetch(&at(find(id)), 1); }
+  void expect_node(std::uint32_t id) const {
+    const std::uint32_t pos = find(id);
+    __builtin_prefetch(&at(pos), 1);
+    if (!is_line() && pos > 0) __builtin_prefetch(&node((pos - 1) / 4), 1);
+  }
   // Moves a member to the end of the line; in a heap, eviction finds its new key by itself.
   void touched(std::uint32_t id, double key);
   // Adds an id and marks it as the region's; false when the pool of nodes is used up.
