@@ -57,8 +57,13 @@ class Arena::Chooser {
     batch = asked;
     served = chosen;
     std::copy(batch.begin(), batch.end(), served);
+    if (once_.places == nullptr) {
+      std::fill_n(places_.get(), batch.size(), once_.place);
+      return;
+    }
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      places_[i] = once_.places == nullptr ? once_.place : once_.places[batch[i]];
+      if (i + kAhead < batch.size()) __builtin_prefetch(&once_.places[batch[i + kAhead]]);
+      places_[i] = once_.places[batch[i]];
     }
   }
 

@@ -438,8 +438,7 @@ void Arena::forget(std::uint32_t id) {
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   if (tag == 0 || header_->regions[tag - 1].holds_bytes) return;
   header_->regions[tag - 1].bytes -= entries_[id].length.load(std::memory_order_relaxed);
-  Heap members = heap(tag - 1u);
-  members.remove(members.find(id));
+  heap(tag - 1u).take_out(id);
 }
 
 void Arena::free_blocks(const Entry& entry) {
@@ -459,8 +458,7 @@ void Arena::drop(std::uint32_t id) {
   const std::uint8_t tag = ranks_[id].region.load(std::memory_order_relaxed);
   const std::uint32_t length = entries_[id].length.load(std::memory_order_relaxed);
   if (tag != 0) {
-    Heap members = heap(tag - 1u);
-    members.remove(members.find(id));
+    heap(tag - 1u).take_out(id);
     header_->regions[tag - 1].bytes -= length;
   }
   set_word(entries_[id], State::kEmpty, 0);

@@ -111,13 +111,16 @@ bool Heap::insert(std::uint32_t id, double key) {
   return true;
 }
 
+void Heap::take_out(std::uint32_t id) {
+  const std::uint32_t pos = find(id);
+  if (!is_line()) return remove(pos);
+  leave(id);
+  --region_->size;
+  if (pos == 0) advance();
+}
+
 void Heap::remove(std::uint32_t pos) {
-  if (is_line()) {
-    leave(at(pos).id());
-    --region_->size;
-    if (pos == 0) advance();
-    return;
-  }
+  if (is_line()) return take_out(at(pos).id());
   const Node gone = lift(pos);
   const std::uint32_t end = --region_->size;
   const Node last = lift(end);

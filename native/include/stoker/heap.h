@@ -79,6 +79,8 @@ class Heap {
   bool insert(std::uint32_t id, double key);
   // Takes the node out; the id is in no region then.
   void remove(std::uint32_t pos);
+  // The same for the node of an id.
+  void take_out(std::uint32_t id);
   // What remove(pos) and push(id, key) do, in one way through a heap; not for a line.
   void replace(std::uint32_t pos, std::uint32_t id, double key);
   void update(std::uint32_t pos, double key);
