@@ -26,13 +26,21 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], np
     return low, missed, existing, sizes, draw(st.integers(1, 400))
 
 
+def homes(existing: list[np.ndarray], count: int) -> np.ndarray:
+    """Return u32[count], the number of the package of each sample, from 1 on; 0: none."""
+    named = np.zeros(count, np.uint32)
+    for number, ids in enumerate(existing):
+        named[ids] = number + 1
+    return named
+
+
 @given(cases(), st.integers(0, 99))
 def test_packages_are_what_they_promise(
     case: tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray, int], seed: int
 ) -> None:
     low, missed, existing, sizes, least = case
-    packages = pack(low, missed, existing, sizes, least, np.random.default_rng(seed))
-    again = pack(low, missed, existing, sizes, least, np.random.default_rng(seed))
+    packages = pack(low, missed, homes(existing, NUM), sizes, least, np.random.default_rng(seed))
+    again = pack(low, missed, homes(existing, NUM), sizes, least, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(packages, again, strict=True))
     weights = [int(sizes[ids].sum()) for ids in packages]
     counts = Counter(np.concatenate([[], *packages]).astype(int).tolist())
@@ -66,7 +74,7 @@ def test_missed_then_packed_then_the_rest(rng: np.random.Generator) -> None:
     missed = np.zeros(NUM, np.bool_)
     missed[[3, 40, 41]] = True
     existing = [np.arange(0, 20, dtype=np.uint32)]
-    order = np.concatenate(pack(low, missed, existing, np.ones(NUM, np.int64), 10, rng))
+    order = np.concatenate(pack(low, missed, homes(existing, NUM), np.ones(NUM, np.int64), 10, rng))
     assert set(order[:3].tolist()) == {3, 40, 41}
     assert set(order[3:22].tolist()) == set(range(20)) - {3}
     assert set(order[22:].tolist()) == set(range(20, NUM)) - {40, 41}
@@ -77,10 +85,8 @@ def test_samples_are_mixed_within_few_packages(rng: np.random.Generator) -> None
     count, each = 100, 50
     existing = np.split(rng.permutation(count * each).astype(np.uint32), count)
     everything = np.ones(count * each, np.bool_)
-    home = np.empty(count * each, np.int64)
-    for number, ids in enumerate(existing):
-        home[ids] = number
-    packages = pack(everything, ~everything, existing, np.ones(count * each, np.int64), each, rng)
+    home = homes(existing, count * each)
+    packages = pack(everything, ~everything, home, np.ones(count * each, np.int64), each, rng)
     mixed = mixed_packages(each)
     assert mixed == 16
     sources = [len(np.unique(home[ids])) for ids in packages]
@@ -88,12 +94,12 @@ def test_samples_are_mixed_within_few_packages(rng: np.random.Generator) -> None
     assert np.mean(sources) > mixed / 2  # but they are mixed
     # Groups are others in the next epoch.
     neighbours = [set(np.unique(home[ids]).tolist()) for ids in packages[:16]]
-    assert set().union(*neighbours) != set(range(mixed))
+    assert set().union(*neighbours) != set(range(1, 1 + mixed))
 
 
 def test_first_packages_are_random_over_all(rng: np.random.Generator) -> None:
     low = np.ones(10_000, np.bool_)
-    first, *_ = pack(low, ~low, [], np.ones(10_000, np.int64), 1000, rng)
+    first, *_ = pack(low, ~low, homes([], 10_000), np.ones(10_000, np.int64), 1000, rng)
     assert abs(first.mean() - 5_000) < 500  # five standard deviations
     assert len(np.unique(first // 1000)) == 10
 

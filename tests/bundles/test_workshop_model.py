@@ -106,8 +106,9 @@ class Packing(RuleBasedStateMachine):
         catalogue = self.bench.workshop._catalogue
         listed = {catalogue.name(number) for number in catalogue.numbers()}
         assert set(self.bench.depot.names()) <= listed
-        for ids in catalogue.contents():
-            assert SIZES[ids].sum() <= 2 * MIN_BYTES
+        for number in catalogue.numbers():
+            at_home = catalogue.homes == number + 1
+            assert SIZES[at_home].sum() <= 2 * MIN_BYTES
 
     def teardown(self) -> None:
         if hasattr(self, "bench"):

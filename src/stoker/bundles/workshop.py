@@ -309,7 +309,7 @@ class Workshop:
         packages = pack(
             due,
             missed,
-            self._catalogue.contents(),
+            self._catalogue.homes,
             self._job.source.sizes,
             self._job.min_bytes,
             np.random.default_rng([self._job.seed, epoch.number]),
