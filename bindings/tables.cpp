@@ -23,7 +23,17 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr std::size_t kMany = 4096;
+// Lets other threads run during a call for as many ids as take long enough to be worth it.
+class Released {
+ public:
+  explicit Released(std::size_t num_ids) {
+    if (num_ids >= kMany) released_.emplace();
+  }
+
+ private:
+  static constexpr std::size_t kMany = 4096;
+  std::optional<GilReleased> released_;
+};
 
 }  // namespace
 
@@ -49,12 +59,18 @@ void bind_tables(nb::module_& m) {
   m.def(
       "write",
       [](const Array<std::uint32_t>& table, const Array<const std::uint32_t>& ids,
-         std::uint32_t value) { stoker::write(span(table), span(ids), value); },
+         std::uint32_t value) {
+        const Released released(ids.size());
+        stoker::write(span(table), span(ids), value);
+      },
       "table"_a.noconvert(), "ids"_a, "value"_a);
   m.def(
       "write",
       [](const Array<std::uint8_t>& table, const Array<const std::uint32_t>& ids,
-         std::uint8_t value) { stoker::write(span(table), span(ids), value); },
+         std::uint8_t value) {
+        const Released released(ids.size());
+        stoker::write(span(table), span(ids), value);
+      },
       "table"_a.noconvert(), "ids"_a, "value"_a);
   m.def(
       "find_first",
@@ -70,6 +86,7 @@ void bind_tables(nb::module_& m) {
       [](const Array<const std::uint32_t>& table, const Array<const std::uint32_t>& ids) {
         auto* found = new std::uint32_t[ids.size()];
         auto out = own(found, ids.size());
+        const Released released(ids.size());
         stoker::look_up(span(table), span(ids), found);
         return out;
       },
@@ -83,8 +100,7 @@ void bind_tables(nb::module_& m) {
         check_lengths(seen.size(), values.size());
         check_lengths(given.size(), ids.size());
         if (steps.size() != 1) check_lengths(steps.size(), ids.size());
-        std::optional<GilReleased> released;  // for as many as take long enough to be worth it
-        if (ids.size() >= kMany) released.emplace();
+        const Released released(ids.size());
         stoker::write_scores({span(values), span(last), span(seen)}, span(ids), span(given),
                              span(steps));
       },
@@ -97,6 +113,7 @@ void bind_tables(nb::module_& m) {
         check_lengths(seen.size(), values.size());
         auto* keys = new double[ids.size()];
         auto out = own(keys, ids.size());
+        const Released released(ids.size());
         stoker::score_keys(span(values), span(seen), span(ids), keys);
         return out;
       },

@@ -127,10 +127,9 @@ def pack(
     ``low`` (``bool[N]``) says which samples are of low importance: all of these are packed, no
     others. First come those that were ``missed`` (``bool[N]``), then those of packages that exist,
     which ``homes`` (``u32[N]``) names, 0 for none; then the rest (iCache, HPCA'23, "Dynamic
-    packaging"). Each part is in random order,
-    except that samples of existing packages are only mixed with those of a few others
-    (:func:`mixed_packages`, chosen at random), so that each package need be read but once
-    or twice.
+    packaging"). Each part is in random order, except that samples of existing packages are only
+    mixed with those of a few others (:func:`mixed_packages`, chosen at random), so that each
+    package need be read but once or twice.
 
     Each package has ``min_bytes`` at least, by ``sizes`` (``i64[N]``), and less than that plus its
     last sample; where all of ``low`` together have less, there is a single one. Together they

@@ -345,16 +345,13 @@ class Packages:
         self._lacking = 0
 
     def begin_epoch(self, epoch: int, stamp: int, places: NDArray[np.uint8]) -> None:
-        """Repack for ``epoch``, from which on ``stamp`` marks what is served.
-
-        The arena is not touched: :meth:`work` loads the first packages. In any thread.
-        """
+        """Repack for ``epoch``, from which on ``stamp`` marks what is served."""
         low, missed = scratch(len(places), np.bool_), self._missed
         np.equal(places, self._low, out=low)
         missed &= low
         self._low_ones, self._missed = low, scratch(len(places), np.bool_)
         self._workshop.begin(Epoch(epoch, stamp, low), missed)
-        self._workshop.build()
+        self.work()
 
     def note_missed(self, ids: NDArray[np.uint32]) -> None:
         """Note samples ``u32[n]`` that were asked for and not cached."""

@@ -127,16 +127,15 @@ class ReplayedCache(PolicyCache):
             self.policy.begin_plan(plan, len(plan))
         store, wanted = self._store, self._divide(scores, plan, epochs)
         self._place(scores, plan)
-        store.begin_epoch(plan.epoch, rank_seed=self._seed)
         store.rearrange(
             self._regions,
             None if self.policy.natural_keys else partial(self._keys, scores, plan),
             wanted if self._arranges else None,
             moves=self._arranges,
         )
+        store.begin_epoch(plan.epoch, rank_seed=self._seed)
         if self._packages is not None and store.places is not None:
             self._packages.begin_epoch(plan.epoch, store.stamp, store.places.array)
-            self._packages.work()
 
     def end_epoch(self) -> None:
         """Let go of what the epoch needed, so that the next plan has its memory."""
