@@ -230,7 +230,8 @@ void others_stand_in_once() {
   once.search = [&](std::size_t) -> Arena::Ids { return beyond; };
   CHECK_THROWS(ConfigError,
                arena.replay_once_each({asked.data(), 1}, run, once, got.data(), how.data()));
-  given = true;
+  once.candidates = {};
+  once.search = [](std::size_t) -> Arena::Ids { return {}; };
   const std::vector<double> keys(asked.size(), 1.0);
   run.keys = keys.data();
   CHECK_THROWS(ConfigError, arena.replay_once_each(asked, run, once, got.data(), how.data()));
