@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <ranges>
+#include <numeric>
 
 #include "stoker/arena.h"
 #include "stoker/error.h"
@@ -17,8 +17,8 @@ constexpr std::size_t kAhead = 16;  // marks looked up before they are needed
 
 // Writes those of `rows` for which `is_meant` to `chosen`, and the others to `rest`. Without a
 // branch, as no processor could predict it.
-template <typename Rows, typename Which>
-void split(const Rows& rows, Which is_meant, std::vector<std::uint32_t>& chosen,
+template <typename Which>
+void split(Arena::Ids rows, Which is_meant, std::vector<std::uint32_t>& chosen,
            std::vector<std::uint32_t>& rest) {
   chosen.resize(rows.size());
   rest.resize(rows.size());
@@ -44,7 +44,10 @@ class Arena::Chooser {
         entrance_(run.entrance),
         flags_(new bool[run.at_once]),
         missing_(new bool[run.at_once]),
-        places_(new std::uint8_t[run.at_once]) {}
+        places_(new std::uint8_t[run.at_once]),
+        every_row_(run.at_once) {
+    std::iota(every_row_.begin(), every_row_.end(), 0u);
+  }
 
   Ids batch;                            // what is asked for
   std::uint32_t* served;                // what is served
@@ -77,7 +80,7 @@ class Arena::Chooser {
   void choose(std::size_t begun) {
     arena_.look(batch, flags_.get());
     for (std::size_t i = 0; i < batch.size(); ++i) missing_[i] = !flags_[i];
-    const auto rows = std::views::iota(0u, static_cast<std::uint32_t>(batch.size()));
+    const Ids rows = Ids{every_row_}.first(batch.size());
     split(rows, [this](std::uint32_t row) { return places_[row] == once_.place; }, open, rows_);
     const auto is_missing = [this](std::uint32_t row) { return missing_[row]; };
     split(rows_, is_missing, apart, rest_);
@@ -192,7 +195,7 @@ class Arena::Chooser {
   std::uint32_t entrance_;
   std::unique_ptr<bool[]> flags_, missing_;
   std::unique_ptr<std::uint8_t[]> places_;  // of what each row asks for
-  std::vector<std::uint32_t> wanted_, rows_, rest_, ids_;
+  std::vector<std::uint32_t> every_row_, wanted_, rows_, rest_, ids_;
 };
 
 // Reads what is not at hand and puts it, region by region. `keys` are those of what is asked for,
