@@ -132,9 +132,9 @@ def through_stoker(
         for _ in range(epochs):
             used = fetch_seconds()
             batches = iter(loader)
-            _, offsets = next(batches)
+            length = len(next(batches)[1]) - 1  # of offsets; the batch is not kept
             began = time.monotonic()  # processes have started by now
-            rest, length = sum(len(each) - 1 for _, each in batches), len(offsets) - 1
+            rest = sum(len(offsets) - 1 for _, offsets in batches)
             seconds.append((time.monotonic() - began) * (rest + length) / rest)
             cpu.append(fetch_seconds() - used)
         fetched = [each.fetched for each in loader.epoch_stats]
