@@ -164,7 +164,7 @@ class HandOver(BatchMemory):
     torch lays each tensor into new shared memory, and the training process asks the worker for its
     descriptor over a new socket and maps its pages one by one: a millisecond or two of the training
     loop, however small the tensor. Here each worker has slots in memory that is there from the
-    start: ``each`` for batches on their way, and one or two for those that training has. What is
+    start: ``each`` for batches on their way, and two or three for those that training has. What is
     plain (tensors, arrays, numbers and texts in tuples, lists and dicts) and has up to 64 MiB is
     laid into one; what is small travels in the message. All else goes as torch sends it, and so
     does a batch that finds no free slot. Slots take the memory that batches under way take anyway,
@@ -181,8 +181,8 @@ class HandOver(BatchMemory):
     """
 
     def __init__(self, workers: int, each: int, copy_of: CopyOf | None = None) -> None:
-        # Training has one batch and lets go of the one before it as it gets that.
-        self._lent = 0 if copy_of is not None else 1 if workers > 1 else 2
+        # Training has one batch, lets go of the one before it as it gets that, and may keep one.
+        self._lent = 0 if copy_of is not None else 2 if workers > 1 else 3
         self._each = each + self._lent
         slots = workers * self._each
         self._memory = SharedArray.create((slots, _MOST), np.uint8, name="batches")
